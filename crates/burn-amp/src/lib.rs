@@ -1,0 +1,3 @@
+//! Automatic mixed precision for Burn.
+
+pub mod loss_scale;

@@ -1,0 +1,1 @@
+//! Loss scaling: the state machine and its settings. No tensors here.
