@@ -1,0 +1,20 @@
+//! What precision an op runs in: the op table, the classes, and the scopes and device settings that
+//! are in force. No tensors here.
+
+mod class;
+mod op;
+mod precision;
+mod rules;
+mod scope;
+
+pub use class::OpClass;
+pub use op::{Op, UnknownOp};
+pub use precision::{Half, Precision, UnknownPrecision};
+pub use rules::Readback;
+pub use scope::{ScopeGuard, enter_full_precision, full_precision};
+
+pub(crate) use rules::{Policy, Rule};
+pub(crate) use scope::{
+    DeviceKey, DeviceQuery, Frame, ManualScalingGuard, ScopeScaler, begin_backward, install,
+    reads_as_f32, resolve, rule, scaler,
+};

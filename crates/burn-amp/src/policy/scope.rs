@@ -1,0 +1,396 @@
+//! The precision in force: scopes of the calling thread, and under them each device's configuration.
+
+use std::any::TypeId;
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::marker::PhantomData;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock, PoisonError, RwLock};
+
+use burn::tensor::DType;
+use burn::tensor::backend::{DeviceId, DeviceOps};
+
+use super::rules::{Mode, Policy, Readback, Rule, full_precision_rule};
+use super::{Half, Op, Precision};
+use crate::loss_scale::{LossScaleConfig, LossScaleConfigError, LossScaler, SharedScaler};
+
+/// Identifies a device across backends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct DeviceKey(DeviceId, TypeId);
+
+impl DeviceKey {
+    pub(crate) fn of<D: DeviceOps>(device: &D) -> Self {
+        Self(device.to_id(), TypeId::of::<D>())
+    }
+}
+
+/// What is configured for a device. Replaced as a whole, never changed in place.
+#[derive(Debug)]
+struct DeviceState {
+    policy: Policy,
+    scaling: DeviceScaling,
+}
+
+#[derive(Debug, Clone)]
+enum DeviceScaling {
+    /// Losses are not scaled. A scaler that was in use waits for precision to be switched back.
+    Off { dormant: Option<SharedScaler> },
+    On(SharedScaler),
+}
+
+impl DeviceScaling {
+    fn existing(&self) -> Option<&SharedScaler> {
+        match self {
+            DeviceScaling::Off { dormant } => dormant.as_ref(),
+            DeviceScaling::On(scaler) => Some(scaler),
+        }
+    }
+}
+
+type Registry = HashMap<DeviceKey, Arc<DeviceState>>;
+
+static REGISTRY: LazyLock<RwLock<Registry>> = LazyLock::new(RwLock::default);
+
+/// Counts the changes of [`REGISTRY`]; zero while no device was ever configured.
+static GENERATION: AtomicU64 = AtomicU64::new(0);
+
+/// What a scope puts in force.
+#[derive(Debug, Clone)]
+pub(crate) enum Frame {
+    FullPrecision,
+    Autocast {
+        policy: Arc<Policy>,
+        /// A scaler of the scope's own, or the device's.
+        scaler: ScopeScaler,
+        /// The device that was checked last, and what the policy comes to there.
+        prepared: Cell<Option<(DeviceKey, Mode)>>,
+    },
+}
+
+/// Where the backward passes of an autocast scope find their scale.
+#[derive(Debug, Clone)]
+pub(crate) enum ScopeScaler {
+    Own(SharedScaler),
+    /// The device's, which gets these settings if nobody has configured it.
+    Device(LossScaleConfig),
+}
+
+thread_local! {
+    static FRAMES: RefCell<Vec<Frame>> = const { RefCell::new(Vec::new()) };
+    /// The length of `FRAMES`, cheaper to ask.
+    static DEPTH: Cell<usize> = const { Cell::new(0) };
+    /// Whether this thread has entered a mixed-precision scope, so that half tensors may be about.
+    static HAS_AUTOCAST: Cell<bool> = const { Cell::new(false) };
+    static DEVICES: RefCell<(u64, Vec<(DeviceKey, Arc<DeviceState>)>)> =
+        const { RefCell::new((0, Vec::new())) };
+    static AUTOMATIC_SCALING_OFF: Cell<usize> = const { Cell::new(0) };
+}
+
+/// Ends its scope when dropped, also while a panic unwinds.
+///
+/// Guards nest, and belong to the thread that made them. A guard that outlives an inner one's
+/// scope takes that scope with it.
+#[derive(Debug)]
+#[must_use = "the scope ends when the guard is dropped"]
+pub struct ScopeGuard {
+    depth: usize,
+    /// Keeps the guard on its thread.
+    not_send: PhantomData<*const ()>,
+}
+
+impl ScopeGuard {
+    pub(crate) fn enter(frame: Frame) -> Self {
+        if matches!(&frame, Frame::Autocast { policy, .. } if policy.precision != Precision::F32) {
+            HAS_AUTOCAST.set(true);
+        }
+        let depth = FRAMES.with_borrow_mut(|frames| {
+            frames.push(frame);
+            frames.len()
+        });
+        DEPTH.set(depth);
+
+        Self {
+            depth: depth - 1,
+            not_send: PhantomData,
+        }
+    }
+}
+
+impl Drop for ScopeGuard {
+    fn drop(&mut self) {
+        FRAMES.with_borrow_mut(|frames| frames.truncate(self.depth));
+        DEPTH.set(DEPTH.get().min(self.depth));
+    }
+}
+
+/// Runs `f` with every op that computes doing so in f32, whatever is configured.
+///
+/// Half-precision operands are cast up first, so a loss that is written inside is a true f32 loss.
+/// The scope belongs to the calling thread, nests, and ends also when `f` panics.
+///
+/// # Differences from PyTorch
+///
+/// `torch.autocast(enabled=False)` leaves half tensors half, and a product of two of them is
+/// computed in half. Here it is computed in f32.
+///
+/// # Example
+///
+/// ```
+/// use burn_amp::{Amp, AmpConfig, autocast, full_precision};
+/// use burn::backend::Flex;
+/// use burn::tensor::{DType, Tensor};
+///
+/// # fn main() -> Result<(), burn_amp::AmpError> {
+/// let x = Tensor::<Amp<Flex>, 2>::ones([2, 2], &Default::default());
+/// autocast(&AmpConfig::bf16(), || {
+///     let low = x.clone().matmul(x.clone());
+///     assert_eq!(low.dtype(), DType::BF16);
+///     assert_eq!(full_precision(|| low.clone().matmul(low)).dtype(), DType::F32);
+/// })?;
+/// # Ok(())
+/// # }
+/// ```
+pub fn full_precision<R>(f: impl FnOnce() -> R) -> R {
+    let _scope = enter_full_precision();
+    f()
+}
+
+/// Enters a [`full_precision`] scope that ends with the returned guard.
+pub fn enter_full_precision() -> ScopeGuard {
+    ScopeGuard::enter(Frame::FullPrecision)
+}
+
+/// Ends the suspension of automatic loss scaling when dropped.
+#[derive(Debug)]
+pub(crate) struct ManualScalingGuard(PhantomData<*const ()>);
+
+impl ManualScalingGuard {
+    pub(crate) fn enter() -> Self {
+        AUTOMATIC_SCALING_OFF.set(AUTOMATIC_SCALING_OFF.get() + 1);
+        Self(PhantomData)
+    }
+}
+
+impl Drop for ManualScalingGuard {
+    fn drop(&mut self) {
+        AUTOMATIC_SCALING_OFF.set(AUTOMATIC_SCALING_OFF.get() - 1);
+    }
+}
+
+/// Answers for one device what the policy has to know of it.
+pub(crate) trait DeviceQuery {
+    type Device: DeviceOps;
+    fn device(&self) -> Self::Device;
+    fn supports(device: &Self::Device, dtype: DType) -> bool;
+}
+
+/// The rule for `op` on the queried device.
+#[inline]
+pub(crate) fn rule<Q: DeviceQuery>(op: Op, query: &Q) -> Rule {
+    if DEPTH.get() == 0 && GENERATION.load(Ordering::Relaxed) == 0 {
+        return Rule::Native;
+    }
+    ambient_rule(op, query)
+}
+
+fn ambient_rule<Q: DeviceQuery>(op: Op, query: &Q) -> Rule {
+    let scoped = FRAMES.with_borrow(|frames| match frames.last()? {
+        Frame::FullPrecision => Some(full_precision_rule(op)),
+        frame @ Frame::Autocast { policy, .. } => Some(policy.rule(frame.mode(query), op)),
+    });
+
+    scoped.unwrap_or_else(|| {
+        with_device(DeviceKey::of(&query.device()), |state| {
+            state.map_or(Rule::Native, |state| {
+                state.policy.rule(installed_mode(&state.policy), op)
+            })
+        })
+    })
+}
+
+/// A configured policy was resolved against its device by `AmpConfig::init`.
+fn installed_mode(policy: &Policy) -> Mode {
+    policy.precision.half().map_or(Mode::Off, Mode::Mixed)
+}
+
+impl Frame {
+    /// What the scope's policy comes to on the queried device, checked once for each device in turn.
+    fn mode<Q: DeviceQuery>(&self, query: &Q) -> Mode {
+        let Frame::Autocast {
+            policy,
+            scaler,
+            prepared,
+        } = self
+        else {
+            return Mode::FullPrecision;
+        };
+        if policy.precision == Precision::F32 {
+            return Mode::Off;
+        }
+        let device = query.device();
+        let key = DeviceKey::of(&device);
+        if let Some((checked, mode)) = prepared.get()
+            && checked == key
+        {
+            return mode;
+        }
+
+        let supports = |dtype| Q::supports(&device, dtype);
+        let mode = match resolve(policy.precision, supports) {
+            Ok(precision) => precision.half().map_or(Mode::Off, Mode::Mixed),
+            Err(_) if policy.fallback => Mode::Off,
+            Err(dtype) => panic!(
+                "autocast to {} on device {device:?}, which does not support {dtype:?}; use \
+                 AmpConfig::auto() or with_fallback(true) to run in f32 there",
+                policy.precision
+            ),
+        };
+        if let (Mode::Mixed(_), ScopeScaler::Device(config)) = (mode, scaler) {
+            arm_device_scaler(key, config);
+        }
+        prepared.set(Some((key, mode)));
+        mode
+    }
+}
+
+/// Resolves a precision against what the device supports; the error is the type that it lacks.
+pub(crate) fn resolve(
+    precision: Precision,
+    supports: impl Fn(DType) -> bool,
+) -> Result<Precision, DType> {
+    match precision.required() {
+        Some(dtype) if supports(dtype) => Ok(precision),
+        Some(dtype) => Err(dtype),
+        None if precision == Precision::Auto => Ok([Half::Bf16, Half::F16]
+            .into_iter()
+            .find(|half| supports(half.dtype().into()))
+            .map_or(Precision::F32, |half| match half {
+                Half::Bf16 => Precision::Bf16,
+                Half::F16 => Precision::F16,
+            })),
+        None => Ok(precision),
+    }
+}
+
+/// Runs `f` with the device's state, through a cache of the thread that the next change empties.
+fn with_device<R>(key: DeviceKey, f: impl FnOnce(Option<&DeviceState>) -> R) -> R {
+    let generation = GENERATION.load(Ordering::Acquire);
+    if generation == 0 {
+        return f(None);
+    }
+    let cached = DEVICES.with_borrow_mut(|(cached_at, devices)| {
+        if *cached_at != generation {
+            devices.clear();
+            *cached_at = generation;
+        }
+        devices
+            .iter()
+            .find(|(cached, _)| *cached == key)
+            .map(|(_, state)| state.clone())
+            .or_else(|| {
+                let state = registered(&key)?;
+                devices.push((key, state.clone()));
+                Some(state)
+            })
+    });
+    f(cached.as_deref())
+}
+
+fn registered(key: &DeviceKey) -> Option<Arc<DeviceState>> {
+    let registry = REGISTRY.read().unwrap_or_else(PoisonError::into_inner);
+    registry.get(key).cloned()
+}
+
+/// Replaces the state of a device with what `change` makes of it; an error changes nothing.
+fn update_device<E>(
+    key: DeviceKey,
+    change: impl FnOnce(Option<&DeviceState>) -> Result<DeviceState, E>,
+) -> Result<(), E> {
+    let mut registry = REGISTRY.write().unwrap_or_else(PoisonError::into_inner);
+    let state = change(registry.get(&key).map(Arc::as_ref))?;
+    registry.insert(key, Arc::new(state));
+    GENERATION.fetch_add(1, Ordering::Release);
+    Ok(())
+}
+
+/// Installs a policy and loss-scale settings for a device. An existing scaler keeps its scale and
+/// counters as far as the new settings allow, so that precision can be toggled between steps.
+pub(crate) fn install(
+    key: DeviceKey,
+    policy: Policy,
+    loss_scale: LossScaleConfig,
+) -> Result<(), LossScaleConfigError> {
+    loss_scale.validate()?;
+    update_device(key, |state| {
+        let existing = state.and_then(|state| state.scaling.existing().cloned());
+        let scaling = match (loss_scale, existing) {
+            (LossScaleConfig::None, dormant) => DeviceScaling::Off { dormant },
+            (loss_scale, Some(scaler)) => {
+                scaler.reconfigure(loss_scale)?;
+                DeviceScaling::On(scaler)
+            }
+            (loss_scale, None) => {
+                DeviceScaling::On(SharedScaler::new(LossScaler::new(loss_scale)?))
+            }
+        };
+        Ok(DeviceState { policy, scaling })
+    })
+}
+
+/// Gives the device a scaler with the settings of a scope, unless it was configured before.
+fn arm_device_scaler(key: DeviceKey, loss_scale: &LossScaleConfig) {
+    if matches!(loss_scale, LossScaleConfig::None) || with_device(key, |state| state.is_some()) {
+        return;
+    }
+    install(key, Policy::off(), loss_scale.clone())
+        .expect("the settings of a scope are checked when it is entered");
+}
+
+/// The scaler for a backward pass or an optimizer step on a device: the innermost scope's own, else
+/// the device's; none where losses are not scaled.
+pub(crate) fn scaler(key: DeviceKey) -> Option<SharedScaler> {
+    let scoped = FRAMES.with_borrow(|frames| {
+        frames.iter().rev().find_map(|frame| match frame {
+            Frame::Autocast {
+                scaler: ScopeScaler::Own(scaler),
+                ..
+            } => Some(scaler.clone()),
+            _ => None,
+        })
+    });
+    scoped.or_else(|| {
+        with_device(key, |state| match &state?.scaling {
+            DeviceScaling::On(scaler) => Some(scaler.clone()),
+            DeviceScaling::Off { .. } => None,
+        })
+    })
+}
+
+/// The scale for the backward pass of a loss on a device; 1 where nothing is scaled automatically.
+pub(crate) fn begin_backward(key: DeviceKey) -> f32 {
+    if AUTOMATIC_SCALING_OFF.get() > 0 {
+        return 1.0;
+    }
+    scaler(key).map_or(1.0, |scaler| scaler.begin_backward())
+}
+
+/// Whether a half-precision tensor on the device is read as f32.
+pub(crate) fn reads_as_f32<D: DeviceOps>(device: &D) -> bool {
+    let scoped = FRAMES.with_borrow(|frames| {
+        frames.iter().rev().find_map(|frame| match frame {
+            Frame::Autocast { policy, .. } if policy.precision != Precision::F32 => {
+                Some(policy.readback == Readback::F32)
+            }
+            _ => None,
+        })
+    });
+    scoped.unwrap_or_else(|| {
+        with_device(DeviceKey::of(device), |state| match state {
+            Some(state) if state.policy.precision != Precision::F32 => {
+                state.policy.readback == Readback::F32
+            }
+            // A tensor that a scope lowered may outlive it.
+            _ => HAS_AUTOCAST.get(),
+        })
+    })
+}
