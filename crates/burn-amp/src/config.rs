@@ -154,7 +154,10 @@ impl AmpConfig {
             }
             Ok(precision) => Ok(precision),
             Err(dtype) if self.fallback => {
-                log::info!("device {} does not support {dtype:?}: running in f32", name());
+                log::info!(
+                    "device {} does not support {dtype:?}: running in f32",
+                    name()
+                );
                 Ok(Precision::F32)
             }
             Err(dtype) => Err(AmpError::UnsupportedDType {

@@ -42,7 +42,10 @@ macro_rules! device_of {
 #[cfg(feature = "flex")]
 device_of!(burn::backend::flex::FlexDevice, burn::backend::Flex);
 #[cfg(feature = "ndarray")]
-device_of!(burn::backend::ndarray::NdArrayDevice, burn::backend::NdArray);
+device_of!(
+    burn::backend::ndarray::NdArrayDevice,
+    burn::backend::NdArray
+);
 #[cfg(feature = "cuda")]
 device_of!(burn::backend::cuda::CudaDevice, burn::backend::Cuda);
 #[cfg(feature = "vulkan")]

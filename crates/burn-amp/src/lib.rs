@@ -8,6 +8,7 @@ mod counters;
 mod device;
 mod error;
 pub mod loss_scale;
+mod optim;
 mod policy;
 
 pub use autocast::{Autocast, autocast};
@@ -17,6 +18,11 @@ pub use config::AmpConfig;
 pub use counters::Counters;
 pub use device::AmpDevice;
 pub use error::AmpError;
+pub use optim::{
+    AmpOptimizer, AmpOptimizerConfig, AmpOptimizerRecord, AmpOptimizerRecordItem, GradScaler,
+    GradientCheck, NonFinite, NonFiniteGradient, NothingRecorded, ScaledGradients, ScaledLoss,
+    StepCounters, StepOutcome, UnscaledGradients,
+};
 pub use policy::{
     Half, Op, OpClass, Precision, Readback, ScopeGuard, UnknownOp, UnknownPrecision,
     enter_full_precision, full_precision,

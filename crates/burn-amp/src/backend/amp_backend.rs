@@ -1,5 +1,5 @@
-use burn::tensor::ops::{BoolTensor, Device, FloatTensor, IntTensor};
 use burn::tensor::backend::Backend;
+use burn::tensor::ops::{BoolTensor, Device, FloatTensor, IntTensor};
 use burn::tensor::{DType, FloatDType, IntDType, Shape, TensorMetadata, get_device_settings};
 
 /// A backend that [`Amp`](crate::Amp) can decorate, and the few operations that mixed precision
@@ -38,11 +38,8 @@ pub trait AmpBackend: Backend {
         let infinite = Self::float_is_inf(tensor.clone(), bools);
         let finite = Self::bool_not(infinite);
 
-        let tensor = Self::float_mask_fill(
-            tensor,
-            Self::bool_and(above, finite.clone()),
-            max.into(),
-        );
+        let tensor =
+            Self::float_mask_fill(tensor, Self::bool_and(above, finite.clone()), max.into());
         let tensor = Self::float_mask_fill(tensor, Self::bool_and(below, finite), (-max).into());
         Self::amp_cast(tensor, dtype)
     }

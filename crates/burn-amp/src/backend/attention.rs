@@ -141,7 +141,13 @@ mod tests {
 
     #[test]
     fn should_split_a_scale_into_a_power_of_two_and_a_small_rest() {
-        for (scale, exact) in [(0.125, 0.125), (0.25, 0.25), (1.0, 1.0), (8.0, 1.0), (0.1767767, 0.125)] {
+        for (scale, exact) in [
+            (0.125, 0.125),
+            (0.25, 0.25),
+            (1.0, 1.0),
+            (8.0, 1.0),
+            (0.1767767, 0.125),
+        ] {
             let (power, rest) = split_scale(scale);
             assert_eq!(power, exact, "scale {scale}");
             assert_eq!(power * rest, scale);

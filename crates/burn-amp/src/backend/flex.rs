@@ -5,9 +5,8 @@
 use burn::backend::Flex;
 use burn::backend::flex::{FlexTensor, Layout};
 use burn::tensor::ops::{FloatTensor, IntTensor};
-use burn::tensor::{Bytes, DType, FloatDType, IntDType, Shape, TensorData};
-use burn::tensor::backend::Backend;
 use burn::tensor::ops::{FloatTensorOps, IntTensorOps};
+use burn::tensor::{Bytes, DType, FloatDType, IntDType, Shape, TensorData};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
@@ -94,7 +93,11 @@ fn widen(tensor: &FlexTensor) -> FlexTensor {
     } else {
         tensor.storage::<bf16>()[..len].convert_to_f32_slice(&mut out);
     }
-    FlexTensor::new(Bytes::from_elems(out), Layout::contiguous(shape), DType::F32)
+    FlexTensor::new(
+        Bytes::from_elems(out),
+        Layout::contiguous(shape),
+        DType::F32,
+    )
 }
 
 /// Whether any value is infinite or NaN, and whether any is NaN.
@@ -106,7 +109,9 @@ fn non_finite(values: impl Iterator<Item = f32>) -> (bool, bool) {
 }
 
 fn non_finite_f64(values: &[f64]) -> (bool, bool) {
-    values.iter().fold((false, false), |(non_finite, nan), value| {
-        (non_finite | !value.is_finite(), nan | value.is_nan())
-    })
+    values
+        .iter()
+        .fold((false, false), |(non_finite, nan), value| {
+            (non_finite | !value.is_finite(), nan | value.is_nan())
+        })
 }

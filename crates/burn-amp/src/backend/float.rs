@@ -246,8 +246,7 @@ impl<B: AmpBackend> FloatTensorOps<Self> for Amp<B> {
         mask: BoolTensor<Self>,
         value: Scalar,
     ) -> FloatTensor<Self> {
-        let ([tensor], [], store) =
-            operands::cast::<B, 1, 0>(Op::float_mask_fill, [tensor], []);
+        let ([tensor], [], store) = operands::cast::<B, 1, 0>(Op::float_mask_fill, [tensor], []);
         let value = scalar::fill(value, tensor.dtype());
         store.finish::<B>(B::float_mask_fill(tensor, mask, value))
     }

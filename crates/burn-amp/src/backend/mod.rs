@@ -6,9 +6,9 @@ mod amp_backend;
 mod attention;
 mod bool_tensor;
 mod delegate;
-mod float;
 #[cfg(feature = "flex")]
 mod flex;
+mod float;
 mod int_tensor;
 mod module;
 mod operands;

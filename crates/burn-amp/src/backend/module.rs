@@ -361,11 +361,8 @@ impl<B: AmpBackend> ModuleOps<Self> for Amp<B> {
         output_grad: FloatTensor<Self>,
         indices: IntTensor<Self>,
     ) -> MaxPool1dBackward<Self> {
-        let ([x, output_grad], [], _) = operands::cast::<B, 2, 0>(
-            Op::max_pool1d_with_indices_backward,
-            [x, output_grad],
-            [],
-        );
+        let ([x, output_grad], [], _) =
+            operands::cast::<B, 2, 0>(Op::max_pool1d_with_indices_backward, [x, output_grad], []);
         let grads = B::max_pool1d_with_indices_backward(
             x,
             kernel_size,
@@ -403,11 +400,8 @@ impl<B: AmpBackend> ModuleOps<Self> for Amp<B> {
         output_grad: FloatTensor<Self>,
         indices: IntTensor<Self>,
     ) -> MaxPool2dBackward<Self> {
-        let ([x, output_grad], [], _) = operands::cast::<B, 2, 0>(
-            Op::max_pool2d_with_indices_backward,
-            [x, output_grad],
-            [],
-        );
+        let ([x, output_grad], [], _) =
+            operands::cast::<B, 2, 0>(Op::max_pool2d_with_indices_backward, [x, output_grad], []);
         let grads = B::max_pool2d_with_indices_backward(
             x,
             kernel_size,

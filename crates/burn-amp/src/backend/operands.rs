@@ -203,7 +203,11 @@ pub(super) fn elementwise<B: AmpBackend>(
 /// The type of the one operand that has the shape of the result, if the other is broadcast to it.
 ///
 /// f16 with bf16 has no such type, nor has anything with f64: they meet in f32 and f64.
-fn full_shape_dtype(dtypes: [DType; 2], shapes: &[Shape; 2], mask: Option<&Shape>) -> Option<DType> {
+fn full_shape_dtype(
+    dtypes: [DType; 2],
+    shapes: &[Shape; 2],
+    mask: Option<&Shape>,
+) -> Option<DType> {
     let [lhs, rhs] = dtypes;
     if (is_half(lhs) && is_half(rhs)) || lhs == DType::F64 || rhs == DType::F64 {
         return None;

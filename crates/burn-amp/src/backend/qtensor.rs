@@ -38,10 +38,7 @@ impl<B: AmpBackend> QTensorOps<Self> for Amp<B> {
         ) -> QuantizedTensor<Self>;
     }
 
-    fn q_matmul(
-        lhs: TensorPrimitive<Self>,
-        rhs: TensorPrimitive<Self>,
-    ) -> TensorPrimitive<Self> {
+    fn q_matmul(lhs: TensorPrimitive<Self>, rhs: TensorPrimitive<Self>) -> TensorPrimitive<Self> {
         let lower = |operand| match operand {
             TensorPrimitive::Float(tensor) => {
                 let ([tensor], [], _) = operands::cast::<B, 1, 0>(Op::q_matmul, [tensor], []);

@@ -5,7 +5,9 @@ use thiserror::Error;
 #[non_exhaustive]
 pub enum LossScaleConfigError {
     /// The initial scale is outside the bounds.
-    #[error("init_scale is {value:?}, expected a number from min_scale {min:?} to max_scale {max:?}")]
+    #[error(
+        "init_scale is {value:?}, expected a number from min_scale {min:?} to max_scale {max:?}"
+    )]
     InitScale {
         /// The refused value.
         value: f32,

@@ -193,7 +193,8 @@ impl LossScaler {
     /// new bounds. Otherwise the new settings' initial scale applies. Counters go on in any case.
     pub fn reconfigure(&mut self, config: LossScaleConfig) -> Result<(), LossScaleConfigError> {
         config.validate()?;
-        if let (LossScaleConfig::Dynamic(_), LossScaleConfig::Dynamic(new)) = (&self.config, &config)
+        if let (LossScaleConfig::Dynamic(_), LossScaleConfig::Dynamic(new)) =
+            (&self.config, &config)
         {
             self.move_to(self.scale.clamp(new.min_scale, new.max_scale));
         } else {

@@ -113,6 +113,11 @@ impl SharedScaler {
         self.lock().replace(|scaler| scaler.set_scale(scale))
     }
 
+    /// Whether both are handles to the same scaler.
+    pub fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.ledger, &other.ledger)
+    }
+
     fn lock(&self) -> MutexGuard<'_, Ledger> {
         // The ledger is only ever replaced by complete values, so a panic elsewhere leaves it sound.
         self.ledger.lock().unwrap_or_else(PoisonError::into_inner)

@@ -25,7 +25,9 @@ pub(crate) enum Mode {
 }
 
 /// What a read of a half-precision tensor returns.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, serde::Serialize, serde::Deserialize)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Hash, Default, serde::Serialize, serde::Deserialize,
+)]
 #[serde(rename_all = "snake_case")]
 pub enum Readback {
     /// f16 and bf16 tensors are read as f32, so that `to_vec::<f32>()` works on any result.
@@ -126,17 +128,20 @@ mod tests {
     fn should_leave_every_op_alone_when_off() {
         let policy = mixed(Vec::new());
 
-        assert!(Op::ALL
-            .iter()
-            .all(|op| policy.rule(Mode::Off, *op) == Rule::Native));
+        assert!(
+            Op::ALL
+                .iter()
+                .all(|op| policy.rule(Mode::Off, *op) == Rule::Native)
+        );
     }
 
     #[test]
     fn should_never_lower_in_full_precision_whatever_the_overrides() {
         let policy = mixed(vec![(Op::float_exp, OpClass::Lower)]);
 
-        assert!(Op::ALL
-            .iter()
-            .all(|op| matches!(policy.rule(Mode::FullPrecision, *op), Rule::Native | Rule::Full)));
+        assert!(Op::ALL.iter().all(|op| matches!(
+            policy.rule(Mode::FullPrecision, *op),
+            Rule::Native | Rule::Full
+        )));
     }
 }

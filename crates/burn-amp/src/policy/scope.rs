@@ -12,7 +12,10 @@ use burn::tensor::backend::{DeviceId, DeviceOps};
 
 use super::rules::{Mode, Policy, Readback, Rule, full_precision_rule};
 use super::{Half, Op, Precision};
-use crate::loss_scale::{LossScaleConfig, LossScaleConfigError, LossScaler, SharedScaler};
+use crate::loss_scale::{
+    LossScaleConfig, LossScaleConfigError, LossScaleError, LossScaler, LossScalerRecord,
+    SharedScaler,
+};
 
 /// Identifies a device across backends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -34,7 +37,9 @@ struct DeviceState {
 #[derive(Debug, Clone)]
 enum DeviceScaling {
     /// Losses are not scaled. A scaler that was in use waits for precision to be switched back.
-    Off { dormant: Option<SharedScaler> },
+    Off {
+        dormant: Option<SharedScaler>,
+    },
     On(SharedScaler),
 }
 
@@ -346,10 +351,32 @@ fn arm_device_scaler(key: DeviceKey, loss_scale: &LossScaleConfig) {
         .expect("the settings of a scope are checked when it is entered");
 }
 
-/// The scaler for a backward pass or an optimizer step on a device: the innermost scope's own, else
-/// the device's; none where losses are not scaled.
-pub(crate) fn scaler(key: DeviceKey) -> Option<SharedScaler> {
-    let scoped = FRAMES.with_borrow(|frames| {
+/// Takes over a recorded scale: into the scope's own scaler, or into the device's, which waits for
+/// its configuration if there is none yet.
+pub(crate) fn restore_scaler(
+    key: DeviceKey,
+    record: LossScalerRecord,
+) -> Result<SharedScaler, LossScaleError> {
+    let existing =
+        scoped_scaler().or_else(|| with_device(key, |state| state?.scaling.existing().cloned()));
+    if let Some(scaler) = existing {
+        scaler.load(record)?;
+        return Ok(scaler);
+    }
+    let scaler = SharedScaler::new(LossScaler::from_record(record)?);
+    update_device::<LossScaleError>(key, |state| {
+        Ok(DeviceState {
+            policy: state.map_or_else(Policy::off, |state| state.policy.clone()),
+            scaling: DeviceScaling::Off {
+                dormant: Some(scaler.clone()),
+            },
+        })
+    })?;
+    Ok(scaler)
+}
+
+fn scoped_scaler() -> Option<SharedScaler> {
+    FRAMES.with_borrow(|frames| {
         frames.iter().rev().find_map(|frame| match frame {
             Frame::Autocast {
                 scaler: ScopeScaler::Own(scaler),
@@ -357,8 +384,13 @@ pub(crate) fn scaler(key: DeviceKey) -> Option<SharedScaler> {
             } => Some(scaler.clone()),
             _ => None,
         })
-    });
-    scoped.or_else(|| {
+    })
+}
+
+/// The scaler for a backward pass or an optimizer step on a device: the innermost scope's own, else
+/// the device's; none where losses are not scaled.
+pub(crate) fn scaler(key: DeviceKey) -> Option<SharedScaler> {
+    scoped_scaler().or_else(|| {
         with_device(key, |state| match &state?.scaling {
             DeviceScaling::On(scaler) => Some(scaler.clone()),
             DeviceScaling::Off { .. } => None,

@@ -1,0 +1,303 @@
+use burn::module::AutodiffModule;
+use burn::optim::{GradientsParams, LearningRate, MultiGradientsParams, Optimizer};
+use burn::tensor::backend::AutodiffBackend;
+use serde::{Deserialize, Serialize};
+
+use super::check::Check;
+use super::{AmpOptimizerRecord, StepCounters, StepOutcome};
+use crate::full_precision;
+use crate::loss_scale::{LossScaler, OptimizerId, ScaleUpdate, SharedScaler};
+use crate::policy::{self, DeviceKey};
+
+/// When an [`AmpOptimizer`] looks whether the gradients are finite.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum GradientCheck {
+    /// Where losses are scaled: in f16, and not in bf16 or f32.
+    #[default]
+    Auto,
+    /// Before every step, at one read by the host a step.
+    Always,
+    /// Never: a gradient that is not finite reaches the parameters.
+    Never,
+}
+
+/// Configures an [`AmpOptimizer`].
+///
+/// # Example
+///
+/// ```
+/// use burn::backend::Flex;
+/// use burn::nn::Linear;
+/// use burn::optim::{AdamWConfig, Optimizer};
+/// use burn_amp::{Amp, AmpOptimizerConfig, Autodiff};
+///
+/// type B = Autodiff<Amp<Flex>>;
+/// let optim = AmpOptimizerConfig::new().init(AdamWConfig::new().init::<B, Linear<B>>());
+/// # fn is_optimizer<O: Optimizer<Linear<B>, B>>(_: O) {}
+/// # is_optimizer(optim);
+/// ```
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct AmpOptimizerConfig {
+    gradient_check: GradientCheck,
+}
+
+impl AmpOptimizerConfig {
+    /// The defaults: gradients are checked where losses are scaled.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Sets when gradients are checked (default: [`GradientCheck::Auto`]).
+    pub fn with_gradient_check(mut self, gradient_check: GradientCheck) -> Self {
+        self.gradient_check = gradient_check;
+        self
+    }
+
+    /// Wraps an optimizer.
+    pub fn init<O>(&self, optim: O) -> AmpOptimizer<O> {
+        AmpOptimizer {
+            optim,
+            config: self.clone(),
+            id: OptimizerId::new(),
+            scaler: None,
+            device: None,
+            counters: StepCounters::default(),
+            outcome: None,
+            update: None,
+            warned_of_order: false,
+        }
+    }
+}
+
+/// An optimizer that steps only on finite gradients, and moves the loss scale.
+///
+/// It makes one decision a step over exactly the gradients that it was handed: either the inner
+/// optimizer steps, in full precision, or module and state stay bitwise what they were. In f16 that
+/// costs one read by the host a step, in bf16 and f32 none.
+///
+/// The parameters are the f32 master weights; there is no other copy. Gradients come out of
+/// `backward()` as true gradients, so clipping that is set on the inner optimizer with
+/// `with_grad_clipping` sees them unscaled.
+///
+/// The scale is that of the device, or of the [`Autocast`](crate::Autocast) scope that the step runs
+/// in. Several optimizers share it: what they report between two backward passes moves it once.
+///
+/// L-BFGS evaluates the loss by a closure and is not an `Optimizer` in Burn, so it cannot be wrapped:
+///
+/// ```compile_fail
+/// # use burn::{backend::Flex, nn::Linear, optim::{LBFGSConfig, Optimizer}};
+/// # use burn_amp::{Amp, AmpOptimizerConfig, Autodiff};
+/// # type B = Autodiff<Amp<Flex>>;
+/// # fn is_optimizer<O: Optimizer<Linear<B>, B>>(_: O) {}
+/// is_optimizer(AmpOptimizerConfig::new().init(LBFGSConfig::new().init::<B>()));
+/// ```
+///
+/// Use it as it is, in bf16, with the closure's backward passes on an `Autodiff<Amp<B>>`.
+#[derive(Debug)]
+pub struct AmpOptimizer<O> {
+    optim: O,
+    config: AmpOptimizerConfig,
+    id: OptimizerId,
+    /// The scaler of the last step or record, and the device it was found for.
+    scaler: Option<SharedScaler>,
+    device: Option<DeviceKey>,
+    counters: StepCounters,
+    outcome: Option<StepOutcome>,
+    update: Option<ScaleUpdate>,
+    warned_of_order: bool,
+}
+
+impl<O: Clone> Clone for AmpOptimizer<O> {
+    /// A clone reports to the loss scale as an optimizer of its own.
+    fn clone(&self) -> Self {
+        Self {
+            optim: self.optim.clone(),
+            config: self.config.clone(),
+            id: OptimizerId::new(),
+            scaler: self.scaler.clone(),
+            device: self.device,
+            counters: self.counters,
+            outcome: self.outcome.clone(),
+            update: self.update,
+            warned_of_order: self.warned_of_order,
+        }
+    }
+}
+
+impl<O> AmpOptimizer<O> {
+    /// What the last step did; `None` before the first.
+    pub fn outcome(&self) -> Option<&StepOutcome> {
+        self.outcome.as_ref()
+    }
+
+    /// How many steps were applied, skipped, and without gradients.
+    pub fn counters(&self) -> StepCounters {
+        self.counters
+    }
+
+    /// What the last step reported to the loss scale; `None` where losses are not scaled.
+    pub fn scale_update(&self) -> Option<&ScaleUpdate> {
+        self.update.as_ref()
+    }
+
+    /// The state of the loss scale; `None` where losses are not scaled, and before the first step or
+    /// record of this optimizer. Needs no read of the device.
+    pub fn loss_scaler(&self) -> Option<LossScaler> {
+        self.scaler.as_ref().map(SharedScaler::state)
+    }
+
+    /// The loss scale; 1 where [`loss_scaler`](AmpOptimizer::loss_scaler) has none.
+    pub fn scale(&self) -> f32 {
+        self.loss_scaler().map_or(1.0, |scaler| scaler.scale())
+    }
+
+    /// The wrapped optimizer.
+    pub fn inner(&self) -> &O {
+        &self.optim
+    }
+
+    /// Unwraps the optimizer, with its state.
+    pub fn into_inner(self) -> O {
+        self.optim
+    }
+}
+
+impl<O, M, B> Optimizer<M, B> for AmpOptimizer<O>
+where
+    O: Optimizer<M, B>,
+    M: AutodiffModule<B>,
+    B: AutodiffBackend,
+{
+    type Record = AmpOptimizerRecord<O::Record>;
+
+    fn step(&mut self, lr: LearningRate, module: M, grads: GradientsParams) -> M {
+        if !self.decide(&module, &[&grads]) {
+            return module;
+        }
+        full_precision(|| self.optim.step(lr, module, grads))
+    }
+
+    fn step_multi(&mut self, lr: LearningRate, module: M, grads: MultiGradientsParams) -> M {
+        let parts: Vec<_> = grads.grads.iter().map(|(grads, _)| grads).collect();
+        if !self.decide(&module, &parts) {
+            return module;
+        }
+        full_precision(|| self.optim.step_multi(lr, module, grads))
+    }
+
+    fn to_record(&self) -> Self::Record {
+        AmpOptimizerRecord {
+            optim: self.optim.to_record(),
+            scaler: self.loss_scaler().map(|scaler| scaler.to_record()),
+            counters: self.counters,
+            device: self.device,
+        }
+    }
+
+    /// Loads the inner optimizer's state, and the loss scale into the device's scaler, which may be
+    /// configured before or after.
+    ///
+    /// # Panics
+    ///
+    /// If the recorded scale is not a scale, with its value.
+    fn load_record(mut self, record: Self::Record) -> Self {
+        self.optim = self.optim.load_record(record.optim);
+        self.counters = record.counters;
+        self.device = record.device.or(self.device);
+        if let (Some(scaler), Some(device)) = (record.scaler, self.device) {
+            let restored = policy::restore_scaler(device, scaler)
+                .unwrap_or_else(|error| panic!("the optimizer's record is not usable: {error}"));
+            self.scaler = Some(restored);
+        }
+        self
+    }
+}
+
+impl<O> AmpOptimizer<O> {
+    /// Makes the step's one decision: whether the gradients are to be applied.
+    fn decide<B, M>(&mut self, module: &M, grads: &[&GradientsParams]) -> bool
+    where
+        B: AutodiffBackend,
+        M: AutodiffModule<B>,
+    {
+        let scalers = self.find_scalers::<B, M>(module);
+        let check = match self.config.gradient_check {
+            GradientCheck::Auto => !scalers.is_empty(),
+            GradientCheck::Always => true,
+            GradientCheck::Never => false,
+        };
+
+        let (is_empty, non_finite) = if check {
+            let check = Check::of::<B, M>(module, grads);
+            (check.is_empty(), check.read())
+        } else {
+            (grads.iter().all(|grads| grads.is_empty()), Vec::new())
+        };
+        let found_inf = !non_finite.is_empty();
+        if !is_empty {
+            self.report(&scalers, found_inf);
+        }
+        let outcome = match (is_empty, found_inf) {
+            (true, _) => StepOutcome::NothingToDo,
+            (false, false) => StepOutcome::Applied,
+            (false, true) => StepOutcome::Skipped {
+                gradients: non_finite,
+                scale: self.update,
+            },
+        };
+        self.counters.count(&outcome);
+        let is_applied = outcome.is_applied();
+        self.outcome = Some(outcome);
+        is_applied
+    }
+
+    /// The scalers of the devices that the module is on, each once.
+    fn find_scalers<B, M>(&mut self, module: &M) -> Vec<SharedScaler>
+    where
+        B: AutodiffBackend,
+        M: AutodiffModule<B>,
+    {
+        let devices = module.devices();
+        let mut scalers: Vec<SharedScaler> = Vec::new();
+        for device in &devices {
+            if let Some(scaler) = policy::scaler(DeviceKey::of(device))
+                && !scalers.iter().any(|known| known.is_same(&scaler))
+            {
+                scalers.push(scaler);
+            }
+        }
+        self.device = devices.first().map(DeviceKey::of);
+        self.scaler = scalers.first().cloned();
+
+        if let Some(device) = devices.first()
+            && !scalers.is_empty()
+            && !self.warned_of_order
+            && B::name(device).starts_with("autodiff<amp<")
+        {
+            self.warned_of_order = true;
+            log::warn!(
+                "{} does not scale losses by itself: use burn_amp::Autodiff, or a GradScaler",
+                B::name(device)
+            );
+        }
+        scalers
+    }
+
+    /// Reports the verdict to every scaler; they were given the same ones and stay in step.
+    fn report(&mut self, scalers: &[SharedScaler], found_inf: bool) {
+        let was_stuck = self.update.is_some_and(|update| update.stuck);
+        self.update = None;
+        for scaler in scalers {
+            let update = scaler.report(self.id, found_inf);
+            self.update.get_or_insert(update);
+        }
+        if let Some(update) = self.update
+            && update.stuck
+            && !was_stuck
+        {
+            log::warn!("{update}");
+        }
+    }
+}

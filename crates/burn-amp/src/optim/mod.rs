@@ -1,0 +1,15 @@
+//! The optimizer's side: the check before a step, the wrapper around any Burn optimizer, and the
+//! scaler for loops that are written by hand.
+
+mod amp_optimizer;
+mod check;
+mod grad_scaler;
+mod outcome;
+mod record;
+
+pub use amp_optimizer::{AmpOptimizer, AmpOptimizerConfig, GradientCheck};
+pub use grad_scaler::{
+    GradScaler, NothingRecorded, ScaledGradients, ScaledLoss, UnscaledGradients,
+};
+pub use outcome::{NonFinite, NonFiniteGradient, StepCounters, StepOutcome};
+pub use record::{AmpOptimizerRecord, AmpOptimizerRecordItem};

@@ -1,0 +1,74 @@
+use burn::record::{PrecisionSettings, Record};
+use burn::tensor::backend::Backend;
+use serde::{Deserialize, Serialize};
+
+use super::StepCounters;
+use crate::loss_scale::LossScalerRecord;
+use crate::policy::DeviceKey;
+
+/// What an [`AmpOptimizer`](crate::AmpOptimizer) saves: the inner optimizer's record, the loss
+/// scaler's and the counters.
+#[derive(Debug, Clone)]
+pub struct AmpOptimizerRecord<R> {
+    /// The record of the inner optimizer.
+    pub optim: R,
+    /// The state of the loss scaler; `None` where losses are not scaled.
+    pub scaler: Option<LossScalerRecord>,
+    /// The optimizer's own counters.
+    pub counters: StepCounters,
+    /// The device whose scaler it is.
+    pub(super) device: Option<DeviceKey>,
+}
+
+impl<R> From<R> for AmpOptimizerRecord<R> {
+    /// Takes over the record of a plain optimizer. The loss scale stays what it is.
+    fn from(optim: R) -> Self {
+        Self {
+            optim,
+            scaler: None,
+            counters: StepCounters::default(),
+            device: None,
+        }
+    }
+}
+
+/// The serialized form of an [`AmpOptimizerRecord`].
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(bound = "I: Serialize + serde::de::DeserializeOwned")]
+pub enum AmpOptimizerRecordItem<I> {
+    /// The first version.
+    V1 {
+        /// The item of the inner optimizer.
+        optim: I,
+        /// The state of the loss scaler.
+        scaler: Option<LossScalerRecord>,
+        /// The optimizer's own counters.
+        counters: StepCounters,
+    },
+}
+
+impl<B: Backend, R: Record<B>> Record<B> for AmpOptimizerRecord<R> {
+    type Item<S: PrecisionSettings> = AmpOptimizerRecordItem<R::Item<S>>;
+
+    fn into_item<S: PrecisionSettings>(self) -> Self::Item<S> {
+        AmpOptimizerRecordItem::V1 {
+            optim: self.optim.into_item(),
+            scaler: self.scaler,
+            counters: self.counters,
+        }
+    }
+
+    fn from_item<S: PrecisionSettings>(item: Self::Item<S>, device: &B::Device) -> Self {
+        let AmpOptimizerRecordItem::V1 {
+            optim,
+            scaler,
+            counters,
+        } = item;
+        Self {
+            optim: R::from_item(optim, device),
+            scaler,
+            counters,
+            device: Some(DeviceKey::of(device)),
+        }
+    }
+}
