@@ -101,8 +101,19 @@ pub(crate) fn largest_finite(dtype: FloatDType) -> Option<f32> {
     }
 }
 
+/// NdArray's own bounds name a private type, so its element types are spelled out.
 #[cfg(feature = "ndarray")]
-impl<E, I, Q> AmpBackend for burn::backend::NdArray<E, I, Q> where Self: Backend {}
+macro_rules! ndarray {
+    ($($float:ty: [$($int:ty),*]),*) => {$($(
+        impl<Q: burn::backend::ndarray::QuantElement> AmpBackend
+            for burn::backend::NdArray<$float, $int, Q>
+        {
+        }
+    )*)*};
+}
+
+#[cfg(feature = "ndarray")]
+ndarray!(f32: [i64, i32, i16, i8], f64: [i64, i32, i16, i8]);
 
 #[cfg(any(feature = "cuda", feature = "vulkan"))]
 impl<R, F, I, BT> AmpBackend for burn_cubecl::CubeBackend<R, F, I, BT>

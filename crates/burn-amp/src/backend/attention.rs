@@ -146,7 +146,7 @@ mod tests {
             (0.25, 0.25),
             (1.0, 1.0),
             (8.0, 1.0),
-            (0.1767767, 0.125),
+            (0.17, 0.125),
         ] {
             let (power, rest) = split_scale(scale);
             assert_eq!(power, exact, "scale {scale}");

@@ -17,7 +17,8 @@ use crate::policy::{self, Op};
 macro_rules! compare_with_scalar {
     ($(fn $name:ident;)*) => {$(
         fn $name(lhs: FloatTensor<Self>, rhs: Scalar, out_dtype: BoolDType) -> BoolTensor<Self> {
-            B::$name(scalar::compared::<B>(Op::$name, lhs, rhs), rhs, out_dtype)
+            let (lhs, _) = scalar::operand::<B>(Op::$name, lhs, &[rhs]);
+            B::$name(lhs, rhs, out_dtype)
         }
     )*};
 }
@@ -103,21 +104,18 @@ impl<B: AmpBackend> FloatTensorOps<Self> for Amp<B> {
     }
 
     fn float_clamp_min(tensor: FloatTensor<Self>, min: Scalar) -> FloatTensor<Self> {
-        let (tensor, store) = scalar::clamped::<B>(Op::float_clamp_min, tensor);
-        let min = scalar::at_least(min, tensor.dtype());
-        store.finish::<B>(B::float_clamp_min(tensor, min))
+        let (tensor, bounds, store) = scalar::clamped::<B>(Op::float_clamp_min, tensor);
+        store.finish::<B>(B::float_clamp_min(tensor, bounds.at_least(min)))
     }
 
     fn float_clamp_max(tensor: FloatTensor<Self>, max: Scalar) -> FloatTensor<Self> {
-        let (tensor, store) = scalar::clamped::<B>(Op::float_clamp_max, tensor);
-        let max = scalar::at_most(max, tensor.dtype());
-        store.finish::<B>(B::float_clamp_max(tensor, max))
+        let (tensor, bounds, store) = scalar::clamped::<B>(Op::float_clamp_max, tensor);
+        store.finish::<B>(B::float_clamp_max(tensor, bounds.at_most(max)))
     }
 
     fn float_clamp(tensor: FloatTensor<Self>, min: Scalar, max: Scalar) -> FloatTensor<Self> {
-        let (tensor, store) = scalar::clamped::<B>(Op::float_clamp, tensor);
-        let dtype = tensor.dtype();
-        let (min, max) = (scalar::at_least(min, dtype), scalar::at_most(max, dtype));
+        let (tensor, bounds, store) = scalar::clamped::<B>(Op::float_clamp, tensor);
+        let (min, max) = (bounds.at_least(min), bounds.at_most(max));
         store.finish::<B>(B::float_clamp(tensor, min, max))
     }
 
@@ -246,8 +244,7 @@ impl<B: AmpBackend> FloatTensorOps<Self> for Amp<B> {
         mask: BoolTensor<Self>,
         value: Scalar,
     ) -> FloatTensor<Self> {
-        let ([tensor], [], store) = operands::cast::<B, 1, 0>(Op::float_mask_fill, [tensor], []);
-        let value = scalar::fill(value, tensor.dtype());
+        let (tensor, value, store) = scalar::filled::<B>(Op::float_mask_fill, tensor, value);
         store.finish::<B>(B::float_mask_fill(tensor, mask, value))
     }
 

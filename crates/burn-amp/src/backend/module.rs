@@ -15,7 +15,7 @@ impl<B: AmpBackend> ModuleOps<Self> for Amp<B> {
         match operands::rule::<B>(Op::embedding, &weights) {
             Rule::Lower(half) => operands::lower::<B>(B::embedding(weights, indices), half),
             Rule::Full => operands::widen::<B>(B::embedding(weights, indices)),
-            Rule::Native | Rule::Widen => B::embedding(weights, indices),
+            Rule::Off | Rule::Native | Rule::Widen => B::embedding(weights, indices),
         }
     }
 

@@ -107,7 +107,7 @@ fn target(rule: Rule, dtypes: impl Iterator<Item = DType> + Clone) -> Option<DTy
 
     let target = match rule {
         _ if widest == DType::F64 => DType::F64,
-        Rule::Native => widest,
+        Rule::Off | Rule::Native => widest,
         Rule::Lower(half) => half.dtype().into(),
         Rule::Full | Rule::Widen => wider(widest, DType::F32),
     };
@@ -125,13 +125,14 @@ pub(super) fn cast<B: AmpBackend, const N: usize, const M: usize>(
     optional: [Option<FloatTensor<B>>; M],
 ) -> ([FloatTensor<B>; N], [Option<FloatTensor<B>>; M], Store) {
     let rule = rule::<B>(op, &operands[0]);
-    if N + M == 1 && rule == Rule::Native {
+    if N + M == 1 && matches!(rule, Rule::Off | Rule::Native) {
         return (operands, optional, Store::AsComputed);
     }
     cast_by::<B, N, M>(rule, operands, optional)
 }
 
-fn cast_by<B: AmpBackend, const N: usize, const M: usize>(
+/// As [`cast`], for a rule that is known.
+pub(super) fn cast_by<B: AmpBackend, const N: usize, const M: usize>(
     rule: Rule,
     operands: [FloatTensor<B>; N],
     optional: [Option<FloatTensor<B>>; M],
@@ -183,11 +184,11 @@ pub(super) fn elementwise<B: AmpBackend>(
 ) -> ([FloatTensor<B>; 2], Store) {
     let rule = rule::<B>(op, &operands[0]);
     let [lhs, rhs] = [operands[0].dtype(), operands[1].dtype()];
-    if rule == Rule::Native && lhs == rhs {
+    if matches!(rule, Rule::Off | Rule::Native) && lhs == rhs {
         return (operands, Store::AsComputed);
     }
     let store = match rule {
-        Rule::Native => {
+        Rule::Off | Rule::Native => {
             let shapes = [operands[0].shape(), operands[1].shape()];
             match full_shape_dtype([lhs, rhs], &shapes, mask.as_ref()) {
                 Some(dtype) if is_half(dtype) => Some(Store::Saturated(dtype.into())),

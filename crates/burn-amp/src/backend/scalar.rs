@@ -13,22 +13,35 @@ use crate::policy::{Op, Rule};
 /// The operand of an op with scalars, in a type that the scalars can be applied in.
 ///
 /// A scalar is an f32 operand that is broadcast: where the tensor's half type holds it exactly the
-/// op runs in that type, else in f32, and the result is stored in the tensor's type, saturating.
+/// op runs in that type, else in f32, and the result is stored in the tensor's type. It saturates if
+/// the scalar itself is beyond the type's range; an ordinary overflow stays visible.
 #[inline]
 pub(super) fn operand<B: AmpBackend>(
     op: Op,
     tensor: FloatTensor<B>,
     scalars: &[Scalar],
 ) -> (FloatTensor<B>, Store) {
-    let ([tensor], [], store) = operands::cast::<B, 1, 0>(op, [tensor], []);
+    let rule = operands::rule::<B>(op, &tensor);
+    let ([tensor], [], store) = operands::cast_by::<B, 1, 0>(rule, [tensor], []);
     let dtype = tensor.dtype();
-    if !operands::is_half(dtype) || scalars.iter().all(|scalar| is_exact(*scalar, dtype)) {
+    if rule == Rule::Off
+        || !operands::is_half(dtype)
+        || scalars.iter().all(|scalar| is_exact(*scalar, dtype))
+    {
         return (tensor, store);
     }
-    (
-        operands::to::<B>(tensor, FloatDType::F32),
-        Store::Saturated(dtype.into()),
-    )
+    let store = if scalars.iter().any(|scalar| is_beyond(*scalar, dtype)) {
+        Store::Saturated(dtype.into())
+    } else {
+        Store::Rounded(dtype.into())
+    };
+    (operands::to::<B>(tensor, FloatDType::F32), store)
+}
+
+/// Whether a finite scalar is beyond the range of a half type.
+fn is_beyond(scalar: Scalar, dtype: DType) -> bool {
+    let value: f64 = scalar.elem();
+    value.is_finite() && half_max(dtype).is_some_and(|max| value.abs() > max)
 }
 
 fn is_exact(scalar: Scalar, dtype: DType) -> bool {
@@ -44,41 +57,66 @@ fn round(value: f64, dtype: DType) -> f64 {
     }
 }
 
-/// The value to fill a tensor of this type with: finite stays finite.
-pub(super) fn fill(value: Scalar, dtype: DType) -> Scalar {
+/// The operand of a fill, and the value to fill it with: finite stays finite.
+pub(super) fn filled<B: AmpBackend>(
+    op: Op,
+    tensor: FloatTensor<B>,
+    value: Scalar,
+) -> (FloatTensor<B>, Scalar, Store) {
+    let rule = operands::rule::<B>(op, &tensor);
+    let ([tensor], [], store) = operands::cast_by::<B, 1, 0>(rule, [tensor], []);
     let exact: f64 = value.elem();
-    match half_max(dtype) {
-        Some(max) if exact.is_finite() => exact.clamp(-max, max).into(),
+    let value = match half_max(tensor.dtype()) {
+        Some(max) if rule != Rule::Off && exact.is_finite() => exact.clamp(-max, max).into(),
         _ => value,
-    }
-}
-
-/// The bounds that keep the promise of `min` and `max` in a half type: the nearest representable
-/// values inside them. A positive lower bound never becomes zero, and no finite bound infinite.
-pub(super) fn at_least(min: Scalar, dtype: DType) -> Scalar {
-    bound(min, dtype, |rounded, value| rounded < value, next_up)
-}
-
-/// See [`at_least`].
-pub(super) fn at_most(max: Scalar, dtype: DType) -> Scalar {
-    bound(max, dtype, |rounded, value| rounded > value, next_down)
-}
-
-fn bound(
-    bound: Scalar,
-    dtype: DType,
-    breaks: fn(f64, f64) -> bool,
-    inward: fn(f64, DType) -> f64,
-) -> Scalar {
-    let value: f64 = bound.elem();
-    let Some(max) = half_max(dtype).filter(|_| value.is_finite()) else {
-        return bound;
     };
-    let rounded = round(value.clamp(-max, max), dtype);
-    if breaks(rounded, value) && rounded.abs() < max {
-        inward(rounded, dtype).into()
-    } else {
-        rounded.into()
+    (tensor, value, store)
+}
+
+/// The operand of a clamp, and what its bounds have to become.
+pub(super) fn clamped<B: AmpBackend>(
+    op: Op,
+    tensor: FloatTensor<B>,
+) -> (FloatTensor<B>, Bounds, Store) {
+    let rule = operands::rule::<B>(op, &tensor);
+    let ([tensor], [], store) = operands::cast_by::<B, 1, 0>(rule, [tensor], []);
+    let dtype = tensor.dtype();
+    let half = (rule != Rule::Off && operands::is_half(dtype)).then_some(dtype);
+    (tensor, Bounds { half }, store)
+}
+
+/// The bounds of a clamp in a half type: the nearest representable values inside the given ones, so
+/// that these hold for the result. A positive lower bound never becomes zero, no finite bound infinite.
+pub(super) struct Bounds {
+    half: Option<DType>,
+}
+
+impl Bounds {
+    pub(super) fn at_least(&self, min: Scalar) -> Scalar {
+        self.inside(min, |rounded, min| rounded >= min, next_up)
+    }
+
+    pub(super) fn at_most(&self, max: Scalar) -> Scalar {
+        self.inside(max, |rounded, max| rounded <= max, next_down)
+    }
+
+    fn inside(
+        &self,
+        bound: Scalar,
+        holds: fn(f64, f64) -> bool,
+        next: fn(f64, DType) -> f64,
+    ) -> Scalar {
+        let value: f64 = bound.elem();
+        let Some(dtype) = self.half.filter(|_| value.is_finite()) else {
+            return bound;
+        };
+        let max = half_max(dtype).unwrap_or(f64::MAX);
+        let rounded = round(value.clamp(-max, max), dtype);
+        if holds(rounded, value) || rounded.abs() == max {
+            rounded.into()
+        } else {
+            next(rounded, dtype).into()
+        }
     }
 }
 
@@ -104,24 +142,4 @@ fn next_up(value: f64, dtype: DType) -> f64 {
 
 fn next_down(value: f64, dtype: DType) -> f64 {
     -next_up(-value, dtype)
-}
-
-/// Applies a comparison's scalar: in f32 where the tensor's half type cannot hold it.
-#[inline]
-pub(super) fn compared<B: AmpBackend>(
-    op: Op,
-    tensor: FloatTensor<B>,
-    scalar: Scalar,
-) -> FloatTensor<B> {
-    operand::<B>(op, tensor, &[scalar]).0
-}
-
-/// Whether the rule for a clamp leaves the tensor in its type.
-pub(super) fn clamped<B: AmpBackend>(op: Op, tensor: FloatTensor<B>) -> (FloatTensor<B>, Store) {
-    let rule = operands::rule::<B>(op, &tensor);
-    if rule == Rule::Native {
-        return (tensor, Store::AsComputed);
-    }
-    let ([tensor], [], store) = operands::cast::<B, 1, 0>(op, [tensor], []);
-    (tensor, store)
 }

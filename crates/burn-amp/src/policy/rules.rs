@@ -3,7 +3,10 @@ use super::{Half, Op, OpClass, Precision};
 /// What an op does with its float operands, here and now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Rule {
-    /// The operands' own types; where they differ, the wider one.
+    /// Mixed precision is off: what plain Burn does. Operands of different types, which it does not
+    /// take, meet in the wider one.
+    Off,
+    /// The operands' own types; where they differ, the wider one. Scalars are applied in f32.
     Native,
     /// Operands are cast to the compute type.
     Lower(Half),
@@ -67,7 +70,7 @@ impl Policy {
 
     pub(crate) fn rule(&self, mode: Mode, op: Op) -> Rule {
         let half = match mode {
-            Mode::Off => return Rule::Native,
+            Mode::Off => return Rule::Off,
             Mode::FullPrecision => return full_precision_rule(op),
             Mode::Mixed(half) => half,
         };
@@ -131,7 +134,7 @@ mod tests {
         assert!(
             Op::ALL
                 .iter()
-                .all(|op| policy.rule(Mode::Off, *op) == Rule::Native)
+                .all(|op| policy.rule(Mode::Off, *op) == Rule::Off)
         );
     }
 

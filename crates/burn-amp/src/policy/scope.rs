@@ -80,9 +80,15 @@ pub(crate) enum ScopeScaler {
     Device(LossScaleConfig),
 }
 
+struct Scope {
+    id: u64,
+    frame: Frame,
+}
+
 thread_local! {
-    static FRAMES: RefCell<Vec<Frame>> = const { RefCell::new(Vec::new()) };
-    /// The length of `FRAMES`, cheaper to ask.
+    static SCOPES: RefCell<Vec<Scope>> = const { RefCell::new(Vec::new()) };
+    static NEXT_SCOPE: Cell<u64> = const { Cell::new(0) };
+    /// The length of `SCOPES`, cheaper to ask.
     static DEPTH: Cell<usize> = const { Cell::new(0) };
     /// Whether this thread has entered a mixed-precision scope, so that half tensors may be about.
     static HAS_AUTOCAST: Cell<bool> = const { Cell::new(false) };
@@ -98,7 +104,7 @@ thread_local! {
 #[derive(Debug)]
 #[must_use = "the scope ends when the guard is dropped"]
 pub struct ScopeGuard {
-    depth: usize,
+    id: u64,
     /// Keeps the guard on its thread.
     not_send: PhantomData<*const ()>,
 }
@@ -108,14 +114,14 @@ impl ScopeGuard {
         if matches!(&frame, Frame::Autocast { policy, .. } if policy.precision != Precision::F32) {
             HAS_AUTOCAST.set(true);
         }
-        let depth = FRAMES.with_borrow_mut(|frames| {
-            frames.push(frame);
-            frames.len()
+        let id = NEXT_SCOPE.get();
+        NEXT_SCOPE.set(id + 1);
+        SCOPES.with_borrow_mut(|scopes| {
+            scopes.push(Scope { id, frame });
+            DEPTH.set(scopes.len());
         });
-        DEPTH.set(depth);
-
         Self {
-            depth: depth - 1,
+            id,
             not_send: PhantomData,
         }
     }
@@ -123,8 +129,12 @@ impl ScopeGuard {
 
 impl Drop for ScopeGuard {
     fn drop(&mut self) {
-        FRAMES.with_borrow_mut(|frames| frames.truncate(self.depth));
-        DEPTH.set(DEPTH.get().min(self.depth));
+        SCOPES.with_borrow_mut(|scopes| {
+            if let Some(depth) = scopes.iter().position(|scope| scope.id == self.id) {
+                scopes.truncate(depth);
+            }
+            DEPTH.set(scopes.len());
+        });
     }
 }
 
@@ -193,20 +203,20 @@ pub(crate) trait DeviceQuery {
 #[inline]
 pub(crate) fn rule<Q: DeviceQuery>(op: Op, query: &Q) -> Rule {
     if DEPTH.get() == 0 && GENERATION.load(Ordering::Relaxed) == 0 {
-        return Rule::Native;
+        return Rule::Off;
     }
     ambient_rule(op, query)
 }
 
 fn ambient_rule<Q: DeviceQuery>(op: Op, query: &Q) -> Rule {
-    let scoped = FRAMES.with_borrow(|frames| match frames.last()? {
+    let scoped = SCOPES.with_borrow(|scopes| match &scopes.last()?.frame {
         Frame::FullPrecision => Some(full_precision_rule(op)),
         frame @ Frame::Autocast { policy, .. } => Some(policy.rule(frame.mode(query), op)),
     });
 
     scoped.unwrap_or_else(|| {
         with_device(DeviceKey::of(&query.device()), |state| {
-            state.map_or(Rule::Native, |state| {
+            state.map_or(Rule::Off, |state| {
                 state.policy.rule(installed_mode(&state.policy), op)
             })
         })
@@ -376,8 +386,8 @@ pub(crate) fn restore_scaler(
 }
 
 fn scoped_scaler() -> Option<SharedScaler> {
-    FRAMES.with_borrow(|frames| {
-        frames.iter().rev().find_map(|frame| match frame {
+    SCOPES.with_borrow(|scopes| {
+        scopes.iter().rev().find_map(|scope| match &scope.frame {
             Frame::Autocast {
                 scaler: ScopeScaler::Own(scaler),
                 ..
@@ -408,8 +418,8 @@ pub(crate) fn begin_backward(key: DeviceKey) -> f32 {
 
 /// Whether a half-precision tensor on the device is read as f32.
 pub(crate) fn reads_as_f32<D: DeviceOps>(device: &D) -> bool {
-    let scoped = FRAMES.with_borrow(|frames| {
-        frames.iter().rev().find_map(|frame| match frame {
+    let scoped = SCOPES.with_borrow(|scopes| {
+        scopes.iter().rev().find_map(|scope| match &scope.frame {
             Frame::Autocast { policy, .. } if policy.precision != Precision::F32 => {
                 Some(policy.readback == Readback::F32)
             }
