@@ -28,7 +28,12 @@
 //! The remaining ones (order of unscale and step, gradients' types, closures) concern the
 //! optimizer wrapper.
 
+mod config;
+mod field_cases;
 mod kernel;
+mod laws;
 mod oracle;
+mod record;
+mod shared;
 mod trajectories;
 mod unscale;
