@@ -26,7 +26,10 @@ pub enum LossScaleConfigError {
     #[error("growth_interval is {0}, expected at least 1")]
     GrowthInterval(u32),
     /// The minimum is not positive, or so small that dividing by it is not safe.
-    #[error("min_scale is {0:?}, expected a finite number, at least {min:?}", min = f32::MIN_POSITIVE)]
+    #[error(
+        "min_scale is {0:?}, expected a finite number, at least {min:?}",
+        min = f32::MIN_POSITIVE
+    )]
     MinScale(f32),
     /// The maximum is not finite or below the minimum.
     #[error("max_scale is {value:?}, expected a finite number, at least min_scale {min:?}")]

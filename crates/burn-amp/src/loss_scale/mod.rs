@@ -27,8 +27,8 @@
 //! trackers are those of `torch.amp.GradScaler`, bit for bit. Otherwise:
 //!
 //! - **Floor.** The scale never falls below
-//!   [`min_scale`](DynamicLossScaleConfig::min_scale), so its reciprocal is always finite. PyTorch's
-//!   scale can reach 0.
+//!   [`min_scale`](DynamicLossScaleConfig::min_scale), so its reciprocal is always finite.
+//!   PyTorch's scale can reach 0.
 //! - **Ceiling.** The scale never rises above [`max_scale`](DynamicLossScaleConfig::max_scale).
 //!   PyTorch's only limit is that a growth whose product is not finite keeps the scale, which
 //!   holds here too.

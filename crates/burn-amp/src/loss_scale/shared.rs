@@ -119,7 +119,7 @@ impl SharedScaler {
     }
 
     fn lock(&self) -> MutexGuard<'_, Ledger> {
-        // The ledger is only ever replaced by complete values, so a panic elsewhere leaves it sound.
+        // Sound even after a panic: the ledger only ever moves from one complete value to the next.
         self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

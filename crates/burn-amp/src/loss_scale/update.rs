@@ -48,9 +48,10 @@ pub struct ScaleUpdate {
     pub at_maximum: bool,
     /// The number of skipped steps since the last applied one.
     pub consecutive_skips: u64,
-    /// Whether skipping has stopped helping: at the smallest scale, as many steps in a row
-    /// overflowed as [`max_consecutive_skips`](super::DynamicLossScaleConfig::max_consecutive_skips)
-    /// says (20 for a fixed scale).
+    /// Whether skipping has stopped helping: as many steps in a row as [`max_consecutive_skips`]
+    /// says (20 for a fixed scale) overflowed at the smallest scale.
+    ///
+    /// [`max_consecutive_skips`]: super::DynamicLossScaleConfig::max_consecutive_skips
     pub stuck: bool,
 }
 
