@@ -1,0 +1,4 @@
+//! A small character-level GPT in plain Burn modules, trained on a novel.
+#![recursion_limit = "256"]
+
+pub mod data;
