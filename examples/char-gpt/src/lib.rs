@@ -2,3 +2,4 @@
 #![recursion_limit = "256"]
 
 pub mod data;
+pub mod model;
