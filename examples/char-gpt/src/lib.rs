@@ -2,4 +2,7 @@
 #![recursion_limit = "256"]
 
 pub mod data;
+pub mod generate;
+pub mod memory;
 pub mod model;
+pub mod train;
