@@ -53,7 +53,11 @@ fn main() -> Result<()> {
 
 fn lint(shell: &Shell) -> Result<()> {
     cmd!(shell, "cargo fmt --all --check").run()?;
-    cmd!(shell, "cargo clippy --workspace --all-targets -- --deny warnings").run()?;
+    cmd!(
+        shell,
+        "cargo clippy --workspace --all-targets -- --deny warnings"
+    )
+    .run()?;
     let _deny = shell.push_env("RUSTDOCFLAGS", "--deny warnings");
     cmd!(shell, "cargo doc --workspace --no-deps").run()?;
     Ok(())

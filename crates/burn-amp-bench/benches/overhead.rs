@@ -18,8 +18,7 @@ const WIDTH: usize = 64;
 const PAIRS: usize = 2000;
 
 fn main() -> io::Result<()> {
-    let mut plain =
-        Training::<Autodiff<Flex>, _>::new(BATCH, WIDTH, AdamWConfig::new().init());
+    let mut plain = Training::<Autodiff<Flex>, _>::new(BATCH, WIDTH, AdamWConfig::new().init());
     let mut amp = Training::<burn_amp::Autodiff<Amp<Flex>>, _>::new(
         BATCH,
         WIDTH,

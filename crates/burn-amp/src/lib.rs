@@ -1,4 +1,51 @@
-//! Automatic mixed precision for Burn.
+//! Automatic mixed precision for [Burn](https://burn.dev).
+//!
+//! [`Amp`] decorates a backend: each op runs in the precision that is safe for it, matrix products and
+//! convolutions in f16 or bf16, exponentials, sums and norms in f32. Parameters, gradients and optimizer
+//! state stay f32, and in f16 the loss is scaled so that small gradients survive.
+//!
+//! A program changes in three places: the type alias, one line of configuration, and the optimizer.
+//!
+//! ```
+//! use burn::backend::Flex;
+//! use burn::nn::{Linear, LinearConfig};
+//! use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
+//! use burn::tensor::Tensor;
+//! use burn_amp::{Amp, AmpConfig, AmpOptimizerConfig, Autodiff};
+//!
+//! type MyBackend = Amp<Flex>; // was: Flex
+//! type MyAutodiffBackend = Autodiff<MyBackend>; // burn_amp::Autodiff; was: Burn's
+//!
+//! # fn main() -> Result<(), burn_amp::AmpError> {
+//! let device = Default::default();
+//! AmpConfig::bf16().init(&device)?;
+//!
+//! let mut model: Linear<MyAutodiffBackend> = LinearConfig::new(4, 1).init(&device);
+//! let mut optim = AmpOptimizerConfig::new().init(AdamWConfig::new().init());
+//!
+//! let x = Tensor::<MyAutodiffBackend, 2>::ones([8, 4], &device);
+//! let loss = model.forward(x).powi_scalar(2).mean();
+//! let grads = GradientsParams::from_grads(loss.backward(), &model);
+//! model = optim.step(1e-3, model, grads);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! - [`AmpConfig`] says which precision, with exceptions for single ops; [`autocast`] and
+//!   [`full_precision`] say it for a region of code.
+//! - [`OpClass`] explains what happens to an op; [`Op`] lists them all.
+//! - [`AmpOptimizer`] skips steps whose gradients are not finite; [`GradScaler`] is for loops that are
+//!   written by hand.
+//! - [`loss_scale`] has the scaler itself.
+//!
+//! # Features
+//!
+//! `flex` (default), `ndarray`, `cuda`, `vulkan`: Burn's backends. `fusion`: Burn's kernel fusion for the
+//! GPU backends. `train`: Burn's `Learner`.
+
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;
 
 mod autocast;
 mod autodiff;

@@ -71,5 +71,8 @@ fn should_be_in_step_with_the_op_table() {
         std::fs::write(&path, page()).unwrap();
     }
     let written = std::fs::read_to_string(&path).unwrap();
-    assert!(written == page(), "docs/op-rules.md is not what the op table says");
+    assert!(
+        written == page(),
+        "docs/op-rules.md is not what the op table says"
+    );
 }

@@ -58,7 +58,11 @@ fn should_take_inner_scopes_along_when_an_outer_guard_is_dropped_first() {
 
     let again = amp.enter();
     drop(inner);
-    assert_eq!(product(), DType::F16, "a stale guard must not end a later scope");
+    assert_eq!(
+        product(),
+        DType::F16,
+        "a stale guard must not end a later scope"
+    );
     drop(again);
     assert_eq!(product(), DType::F32);
 }
@@ -133,7 +137,11 @@ fn should_share_one_loss_scale_among_clones() {
 struct ProductBatcher;
 
 impl Batcher<B, f32, (DType, Vec<f32>)> for ProductBatcher {
-    fn batch(&self, items: Vec<f32>, _device: &<B as burn::tensor::backend::BackendTypes>::Device) -> (DType, Vec<f32>) {
+    fn batch(
+        &self,
+        items: Vec<f32>,
+        _device: &<B as burn::tensor::backend::BackendTypes>::Device,
+    ) -> (DType, Vec<f32>) {
         (product(), items)
     }
 }
