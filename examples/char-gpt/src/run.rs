@@ -5,7 +5,7 @@ use std::fmt;
 use anyhow::{Result, ensure};
 use burn::module::AutodiffModule;
 use burn::optim::AdamWConfig;
-use burn::tensor::backend::{AutodiffBackend, Backend};
+use burn::tensor::backend::AutodiffBackend;
 use burn_amp::{Amp, AmpConfig, AmpDevice, AmpOptimizerConfig, Autodiff};
 use clap::ValueEnum;
 use serde::Serialize;
