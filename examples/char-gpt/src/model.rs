@@ -106,8 +106,7 @@ impl GptConfig {
         if let Err(error) = self.validate() {
             panic!("invalid GptConfig: {error}");
         }
-        // At the default sizes 0.1 learns fastest: with 0.02 attention starts late, and with Burn's
-        // default of 1 the blocks' first contributions drown in the embedding.
+        // Of 0.02, 0.1, 0.2, 0.5 and Burn's default of 1, this reached the lowest loss at these sizes.
         let embedding = |count| {
             EmbeddingConfig::new(count, self.width)
                 .with_initializer(Initializer::Normal {
