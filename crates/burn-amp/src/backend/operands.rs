@@ -117,13 +117,17 @@ fn target(rule: Rule, dtypes: impl Iterator<Item = DType> + Clone) -> Option<DTy
         .then_some(target)
 }
 
+/// Operands, optional operands, and what is to be done with the result.
+type Operands<B, const N: usize, const M: usize> =
+    ([FloatTensor<B>; N], [Option<FloatTensor<B>>; M], Store);
+
 /// Casts the operands of `op` as its rule says. All come out in one type.
 #[inline]
 pub(super) fn cast<B: AmpBackend, const N: usize, const M: usize>(
     op: Op,
     operands: [FloatTensor<B>; N],
     optional: [Option<FloatTensor<B>>; M],
-) -> ([FloatTensor<B>; N], [Option<FloatTensor<B>>; M], Store) {
+) -> Operands<B, N, M> {
     let rule = rule::<B>(op, &operands[0]);
     if N + M == 1 && matches!(rule, Rule::Off | Rule::Native) {
         return (operands, optional, Store::AsComputed);
@@ -136,7 +140,7 @@ pub(super) fn cast_by<B: AmpBackend, const N: usize, const M: usize>(
     rule: Rule,
     operands: [FloatTensor<B>; N],
     optional: [Option<FloatTensor<B>>; M],
-) -> ([FloatTensor<B>; N], [Option<FloatTensor<B>>; M], Store) {
+) -> Operands<B, N, M> {
     let dtypes = operands
         .iter()
         .chain(optional.iter().flatten())

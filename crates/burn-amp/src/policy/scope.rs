@@ -85,6 +85,34 @@ struct Scope {
     frame: Frame,
 }
 
+/// The devices that a thread has asked for, as they were at a generation of the registry.
+struct DeviceCache {
+    generation: u64,
+    devices: Vec<(DeviceKey, Arc<DeviceState>)>,
+}
+
+impl DeviceCache {
+    const fn new() -> Self {
+        Self {
+            generation: 0,
+            devices: Vec::new(),
+        }
+    }
+
+    fn get(&mut self, key: DeviceKey, generation: u64) -> Option<Arc<DeviceState>> {
+        if self.generation != generation {
+            self.devices.clear();
+            self.generation = generation;
+        }
+        if let Some((_, state)) = self.devices.iter().find(|(cached, _)| *cached == key) {
+            return Some(state.clone());
+        }
+        let state = registered(&key)?;
+        self.devices.push((key, state.clone()));
+        Some(state)
+    }
+}
+
 thread_local! {
     static SCOPES: RefCell<Vec<Scope>> = const { RefCell::new(Vec::new()) };
     static NEXT_SCOPE: Cell<u64> = const { Cell::new(0) };
@@ -92,8 +120,7 @@ thread_local! {
     static DEPTH: Cell<usize> = const { Cell::new(0) };
     /// Whether this thread has entered a mixed-precision scope, so that half tensors may be about.
     static HAS_AUTOCAST: Cell<bool> = const { Cell::new(false) };
-    static DEVICES: RefCell<(u64, Vec<(DeviceKey, Arc<DeviceState>)>)> =
-        const { RefCell::new((0, Vec::new())) };
+    static DEVICES: RefCell<DeviceCache> = const { RefCell::new(DeviceCache::new()) };
     static AUTOMATIC_SCALING_OFF: Cell<usize> = const { Cell::new(0) };
 }
 
@@ -293,21 +320,7 @@ fn with_device<R>(key: DeviceKey, f: impl FnOnce(Option<&DeviceState>) -> R) -> 
     if generation == 0 {
         return f(None);
     }
-    let cached = DEVICES.with_borrow_mut(|(cached_at, devices)| {
-        if *cached_at != generation {
-            devices.clear();
-            *cached_at = generation;
-        }
-        devices
-            .iter()
-            .find(|(cached, _)| *cached == key)
-            .map(|(_, state)| state.clone())
-            .or_else(|| {
-                let state = registered(&key)?;
-                devices.push((key, state.clone()));
-                Some(state)
-            })
-    });
+    let cached = DEVICES.with_borrow_mut(|cache| cache.get(key, generation));
     f(cached.as_deref())
 }
 
