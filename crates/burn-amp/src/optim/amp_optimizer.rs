@@ -4,6 +4,7 @@ use burn::tensor::backend::AutodiffBackend;
 use serde::{Deserialize, Serialize};
 
 use super::check::Check;
+use super::unscale::unscale;
 use super::{AmpOptimizerRecord, StepCounters, StepOutcome};
 use crate::full_precision;
 use crate::loss_scale::{LossScaler, OptimizerId, ScaleUpdate, SharedScaler};
@@ -172,17 +173,22 @@ where
 {
     type Record = AmpOptimizerRecord<O::Record>;
 
+    /// Steps in f32 also where Burn's order of the decorators left the gradients half.
     fn step(&mut self, lr: LearningRate, module: M, grads: GradientsParams) -> M {
         if !self.decide(&module, &[&grads]) {
             return module;
         }
+        let grads = unscale::<B, M>(grads, 1.0, &module);
         full_precision(|| self.optim.step(lr, module, grads))
     }
 
-    fn step_multi(&mut self, lr: LearningRate, module: M, grads: MultiGradientsParams) -> M {
+    fn step_multi(&mut self, lr: LearningRate, module: M, mut grads: MultiGradientsParams) -> M {
         let parts: Vec<_> = grads.grads.iter().map(|(grads, _)| grads).collect();
         if !self.decide(&module, &parts) {
             return module;
+        }
+        for (part, _device) in &mut grads.grads {
+            *part = unscale::<B, M>(std::mem::take(part), 1.0, &module);
         }
         full_precision(|| self.optim.step_multi(lr, module, grads))
     }

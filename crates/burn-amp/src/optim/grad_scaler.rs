@@ -1,9 +1,10 @@
-use burn::module::{AutodiffModule, ModuleVisitor, Param};
+use burn::module::AutodiffModule;
 use burn::optim::{GradientsParams, LearningRate, Optimizer};
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{DType, FloatDType, Tensor};
 
 use super::check::Check;
+use super::unscale::unscale;
 use super::{NonFiniteGradient, StepOutcome};
 use crate::full_precision;
 use crate::loss_scale::{
@@ -102,13 +103,9 @@ impl GradScaler {
         B: AutodiffBackend,
         M: AutodiffModule<B>,
     {
-        let mut unscaling = Unscaling {
-            scaled: GradientsParams::from_module(&mut scaled.grads, module),
-            inv_scale: reciprocal(scaled.scale),
-            unscaled: GradientsParams::new(),
-        };
-        full_precision(|| module.visit(&mut unscaling));
-        UnscaledGradients::from_params(unscaling.unscaled, module)
+        let taken = GradientsParams::from_module(&mut scaled.grads, module);
+        let unscaled = unscale::<B, M>(taken, reciprocal(scaled.scale), module);
+        UnscaledGradients::from_params(unscaled, module)
     }
 
     /// Steps on gradients that are finite, in full precision; otherwise returns the module as it is.
@@ -240,30 +237,5 @@ impl<B: AutodiffBackend> UnscaledGradients<B> {
     /// Reads which gradients are not finite; [`GradScaler::step`] does so by itself.
     pub fn read_check(&self) -> Vec<NonFiniteGradient> {
         self.check.clone().read()
-    }
-}
-
-/// Moves a module's gradients from one container to another, unscaled.
-struct Unscaling {
-    scaled: GradientsParams,
-    inv_scale: f32,
-    unscaled: GradientsParams,
-}
-
-impl<B: AutodiffBackend> ModuleVisitor<B> for Unscaling {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-        let Some(grad) = self.scaled.remove::<B::InnerBackend, D>(param.id) else {
-            return;
-        };
-        let grad = match grad.dtype() {
-            DType::F16 | DType::BF16 => grad.cast(FloatDType::F32),
-            _ => grad,
-        };
-        let grad = if self.inv_scale == 1.0 {
-            grad
-        } else {
-            grad.mul_scalar(self.inv_scale)
-        };
-        self.unscaled.register::<B::InnerBackend, D>(param.id, grad);
     }
 }

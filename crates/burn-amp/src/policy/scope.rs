@@ -413,11 +413,13 @@ fn scoped_scaler() -> Option<SharedScaler> {
 /// The scaler for a backward pass or an optimizer step on a device: the innermost scope's own, else
 /// the device's; none where losses are not scaled.
 pub(crate) fn scaler(key: DeviceKey) -> Option<SharedScaler> {
-    scoped_scaler().or_else(|| {
-        with_device(key, |state| match &state?.scaling {
-            DeviceScaling::On(scaler) => Some(scaler.clone()),
-            DeviceScaling::Off { .. } => None,
-        })
+    // A scope without loss scaling hides what is configured outside of it.
+    if let Some(scaler) = scoped_scaler() {
+        return scaler.state().is_enabled().then_some(scaler);
+    }
+    with_device(key, |state| match &state?.scaling {
+        DeviceScaling::On(scaler) => Some(scaler.clone()),
+        DeviceScaling::Off { .. } => None,
     })
 }
 
