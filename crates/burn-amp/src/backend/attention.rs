@@ -1,7 +1,7 @@
 //! Attention in mixed precision.
 
 use burn::tensor::ops::{AttentionModuleOptions, BoolTensor, FloatTensor};
-use burn::tensor::{FloatDType, Shape, TensorMetadata, get_device_settings};
+use burn::tensor::{DType, FloatDType, Shape, TensorMetadata, get_device_settings};
 
 use super::{AmpBackend, operands};
 use crate::counters;
@@ -24,8 +24,9 @@ pub(super) fn attention<B: AmpBackend>(
 
     if let Rule::Lower(half) = rule {
         let all_lower = [&query, &key, &value]
-            .iter()
-            .all(|operand| operand.dtype() != burn::tensor::DType::F64);
+            .into_iter()
+            .chain(&bias)
+            .all(|operand| operand.dtype() != DType::F64);
         if all_lower && B::ad_enabled(&B::float_device(&query)) {
             let [query, key, value] =
                 [query, key, value].map(|operand| operands::lower::<B>(operand, half));

@@ -18,9 +18,9 @@ pub(super) enum Store {
 }
 
 impl Store {
-    /// A widened result goes back to the type of the first operand.
+    /// A widened result goes back to the type of the first operand, unless it was computed in f64.
     fn of(rule: Rule, first: DType, computed: DType) -> Self {
-        if rule == Rule::Widen && first != computed {
+        if rule == Rule::Widen && first != computed && computed != DType::F64 {
             Store::Rounded(first.into())
         } else {
             Store::AsComputed
