@@ -64,6 +64,25 @@ pub trait AmpBackend: Backend {
         Self::float_mul_scalar(grad, inv_scale.into())
     }
 
+    /// Normalizes over the last dimension: `(x - mean) / sqrt(variance + epsilon) * gamma + beta`.
+    ///
+    /// All operands have one type. A backend overrides it if its own `layer_norm` loses the variance
+    /// of rows whose mean is large beside it.
+    ///
+    /// # Shapes
+    ///
+    /// - tensor: `[.., d_model]`
+    /// - gamma, beta: `[d_model]`
+    /// - returns: `[.., d_model]`
+    fn amp_layer_norm(
+        tensor: FloatTensor<Self>,
+        gamma: FloatTensor<Self>,
+        beta: Option<FloatTensor<Self>>,
+        epsilon: f64,
+    ) -> FloatTensor<Self> {
+        Self::layer_norm(tensor, gamma, beta, epsilon)
+    }
+
     /// Looks for values that are not finite, without reading anything back.
     ///
     /// # Shapes

@@ -115,7 +115,7 @@ impl<B: AmpBackend> FloatTensorOps<Self> for Amp<B> {
 
     fn float_clamp(tensor: FloatTensor<Self>, min: Scalar, max: Scalar) -> FloatTensor<Self> {
         let (tensor, bounds, store) = scalar::clamped::<B>(Op::float_clamp, tensor);
-        let (min, max) = (bounds.at_least(min), bounds.at_most(max));
+        let (min, max) = bounds.between(min, max);
         store.finish::<B>(B::float_clamp(tensor, min, max))
     }
 

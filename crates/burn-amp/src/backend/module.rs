@@ -30,6 +30,23 @@ impl<B: AmpBackend> ModuleOps<Self> for Amp<B> {
         attention::attention::<B>(query, key, value, mask, attn_bias, options)
     }
 
+    fn layer_norm(
+        tensor: FloatTensor<Self>,
+        gamma: FloatTensor<Self>,
+        beta: Option<FloatTensor<Self>>,
+        epsilon: f64,
+    ) -> FloatTensor<Self> {
+        let rule = operands::rule::<B>(Op::layer_norm, &tensor);
+        let ([tensor, gamma], [beta], store) =
+            operands::cast_by::<B, 2, 1>(rule, [tensor, gamma], [beta]);
+        let normalized = if rule == Rule::Off {
+            B::layer_norm(tensor, gamma, beta, epsilon)
+        } else {
+            B::amp_layer_norm(tensor, gamma, beta, epsilon)
+        };
+        store.finish::<B>(normalized)
+    }
+
     cast! {
         fn embedding_backward[weights, output_grad](
             weights: FloatTensor<Self>,
@@ -271,12 +288,6 @@ impl<B: AmpBackend> ModuleOps<Self> for Amp<B> {
             grad: FloatTensor<Self>,
             output_size: [usize; 2],
             options: InterpolateOptions,
-        ) -> FloatTensor<Self>;
-        fn layer_norm[tensor, gamma; beta](
-            tensor: FloatTensor<Self>,
-            gamma: FloatTensor<Self>,
-            beta: Option<FloatTensor<Self>>,
-            epsilon: f64,
         ) -> FloatTensor<Self>;
         fn ctc_loss[log_probs](
             log_probs: FloatTensor<Self>,

@@ -100,6 +100,20 @@ impl Bounds {
         self.inside(max, |rounded, max| rounded <= max, next_down)
     }
 
+    /// Both bounds; where no value of the type lies between them, the one nearest to `min` for both,
+    /// because the lower bound of a clamp must not exceed the upper one.
+    pub(super) fn between(&self, min: Scalar, max: Scalar) -> (Scalar, Scalar) {
+        let inside = (self.at_least(min), self.at_most(max));
+        let exceeds = |low: Scalar, high: Scalar| low.elem::<f64>() > high.elem::<f64>();
+        match self.half {
+            Some(dtype) if exceeds(inside.0, inside.1) && !exceeds(min, max) => {
+                let nearest = Scalar::from(round(min.elem(), dtype));
+                (nearest, nearest)
+            }
+            _ => inside,
+        }
+    }
+
     fn inside(
         &self,
         bound: Scalar,

@@ -1,10 +1,11 @@
 use burn::module::AutodiffModule;
 use burn::optim::{GradientsParams, LearningRate, MultiGradientsParams, Optimizer};
 use burn::tensor::backend::AutodiffBackend;
+use burn::tensor::ops::Device;
 use serde::{Deserialize, Serialize};
 
 use super::check::Check;
-use super::unscale::unscale;
+use super::unscale::{has_half, in_f32};
 use super::{AmpOptimizerRecord, StepCounters, StepOutcome};
 use crate::full_precision;
 use crate::loss_scale::{LossScaler, OptimizerId, ScaleUpdate, SharedScaler};
@@ -165,6 +166,19 @@ impl<O> AmpOptimizer<O> {
     }
 }
 
+/// What is to be done with the gradients of a step.
+enum Decision {
+    Apply { scope: StepScope },
+    Keep,
+}
+
+/// Where the inner optimizer steps.
+enum StepScope {
+    /// Mixed precision is off and the gradients are f32: as without the wrapper.
+    Plain,
+    FullPrecision,
+}
+
 impl<O, M, B> Optimizer<M, B> for AmpOptimizer<O>
 where
     O: Optimizer<M, B>,
@@ -173,24 +187,33 @@ where
 {
     type Record = AmpOptimizerRecord<O::Record>;
 
-    /// Steps in f32 also where Burn's order of the decorators left the gradients half.
     fn step(&mut self, lr: LearningRate, module: M, grads: GradientsParams) -> M {
-        if !self.decide(&module, &[&grads]) {
+        let Decision::Apply { scope } = self.decide(&module, &[&grads]) else {
             return module;
+        };
+        match scope {
+            StepScope::Plain => self.optim.step(lr, module, grads),
+            StepScope::FullPrecision => full_precision(|| {
+                let grads = in_f32::<B, M>(grads, &module);
+                self.optim.step(lr, module, grads)
+            }),
         }
-        let grads = unscale::<B, M>(grads, 1.0, &module);
-        full_precision(|| self.optim.step(lr, module, grads))
     }
 
     fn step_multi(&mut self, lr: LearningRate, module: M, mut grads: MultiGradientsParams) -> M {
         let parts: Vec<_> = grads.grads.iter().map(|(grads, _)| grads).collect();
-        if !self.decide(&module, &parts) {
+        let Decision::Apply { scope } = self.decide(&module, &parts) else {
             return module;
+        };
+        match scope {
+            StepScope::Plain => self.optim.step_multi(lr, module, grads),
+            StepScope::FullPrecision => full_precision(|| {
+                for (part, _device) in &mut grads.grads {
+                    *part = in_f32::<B, M>(std::mem::take(part), &module);
+                }
+                self.optim.step_multi(lr, module, grads)
+            }),
         }
-        for (part, _device) in &mut grads.grads {
-            *part = unscale::<B, M>(std::mem::take(part), 1.0, &module);
-        }
-        full_precision(|| self.optim.step_multi(lr, module, grads))
     }
 
     fn to_record(&self) -> Self::Record {
@@ -223,12 +246,13 @@ where
 
 impl<O> AmpOptimizer<O> {
     /// Makes the step's one decision: whether the gradients are to be applied.
-    fn decide<B, M>(&mut self, module: &M, grads: &[&GradientsParams]) -> bool
+    fn decide<B, M>(&mut self, module: &M, grads: &[&GradientsParams]) -> Decision
     where
         B: AutodiffBackend,
         M: AutodiffModule<B>,
     {
-        let scalers = self.find_scalers::<B, M>(module);
+        let devices = module.devices();
+        let scalers = self.find_scalers::<B>(&devices);
         let check = match self.config.gradient_check {
             GradientCheck::Auto => !scalers.is_empty(),
             GradientCheck::Always => true,
@@ -245,29 +269,34 @@ impl<O> AmpOptimizer<O> {
         if !is_empty {
             self.report(&scalers, found_inf);
         }
-        let outcome = match (is_empty, found_inf) {
-            (true, _) => StepOutcome::NothingToDo,
-            (false, false) => StepOutcome::Applied,
-            (false, true) => StepOutcome::Skipped {
-                gradients: non_finite,
-                scale: self.update,
-            },
+        let (outcome, decision) = match (is_empty, found_inf) {
+            (true, _) => (StepOutcome::NothingToDo, Decision::Keep),
+            (false, true) => {
+                let scale = self.update;
+                let gradients = non_finite;
+                (StepOutcome::Skipped { gradients, scale }, Decision::Keep)
+            }
+            (false, false) => {
+                let is_off = devices
+                    .iter()
+                    .all(|device| policy::is_off(DeviceKey::of(device)));
+                let scope = if is_off && !has_half::<B, M>(grads, module) {
+                    StepScope::Plain
+                } else {
+                    StepScope::FullPrecision
+                };
+                (StepOutcome::Applied, Decision::Apply { scope })
+            }
         };
         self.counters.count(&outcome);
-        let is_applied = outcome.is_applied();
         self.outcome = Some(outcome);
-        is_applied
+        decision
     }
 
     /// The scalers of the devices that the module is on, each once.
-    fn find_scalers<B, M>(&mut self, module: &M) -> Vec<SharedScaler>
-    where
-        B: AutodiffBackend,
-        M: AutodiffModule<B>,
-    {
-        let devices = module.devices();
+    fn find_scalers<B: AutodiffBackend>(&mut self, devices: &[Device<B>]) -> Vec<SharedScaler> {
         let mut scalers: Vec<SharedScaler> = Vec::new();
-        for device in &devices {
+        for device in devices {
             if let Some(scaler) = policy::scaler(DeviceKey::of(device))
                 && !scalers.iter().any(|known| known.is_same(&scaler))
             {

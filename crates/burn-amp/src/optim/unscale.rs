@@ -20,6 +20,52 @@ where
     unscaling.unscaled
 }
 
+/// The gradients in f32: Burn's order of the decorators leaves those of lowered parameters half.
+pub(super) fn in_f32<B, M>(grads: GradientsParams, module: &M) -> GradientsParams
+where
+    B: AutodiffBackend,
+    M: AutodiffModule<B>,
+{
+    if has_half::<B, M>(&[&grads], module) {
+        unscale::<B, M>(grads, 1.0, module)
+    } else {
+        grads
+    }
+}
+
+/// Whether the gradient of any parameter is half.
+pub(super) fn has_half<B, M>(grads: &[&GradientsParams], module: &M) -> bool
+where
+    B: AutodiffBackend,
+    M: AutodiffModule<B>,
+{
+    let mut search = HalfSearch {
+        grads,
+        found: false,
+    };
+    module.visit(&mut search);
+    search.found
+}
+
+struct HalfSearch<'a> {
+    grads: &'a [&'a GradientsParams],
+    found: bool,
+}
+
+impl<B: AutodiffBackend> ModuleVisitor<B> for HalfSearch<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+        self.found |= self.grads.iter().any(|grads| {
+            grads
+                .get::<B::InnerBackend, D>(param.id)
+                .is_some_and(|grad| is_half(grad.dtype()))
+        });
+    }
+}
+
+fn is_half(dtype: DType) -> bool {
+    matches!(dtype, DType::F16 | DType::BF16)
+}
+
 /// Moves a module's gradients from one container to another.
 struct Unscaling {
     scaled: GradientsParams,
@@ -32,9 +78,10 @@ impl<B: AutodiffBackend> ModuleVisitor<B> for Unscaling {
         let Some(grad) = self.scaled.remove::<B::InnerBackend, D>(param.id) else {
             return;
         };
-        let grad = match grad.dtype() {
-            DType::F16 | DType::BF16 => grad.cast(FloatDType::F32),
-            _ => grad,
+        let grad = if is_half(grad.dtype()) {
+            grad.cast(FloatDType::F32)
+        } else {
+            grad
         };
         let grad = if self.inv_scale == 1.0 {
             grad

@@ -295,6 +295,19 @@ impl Frame {
     }
 }
 
+/// Whether ops on the device pass through as they are, here and now.
+pub(crate) fn is_off(key: DeviceKey) -> bool {
+    let scoped = SCOPES.with_borrow(|scopes| match &scopes.last()?.frame {
+        Frame::FullPrecision => Some(false),
+        Frame::Autocast { policy, .. } => Some(policy.precision == Precision::F32),
+    });
+    scoped.unwrap_or_else(|| {
+        with_device(key, |state| {
+            state.is_none_or(|state| state.policy.precision == Precision::F32)
+        })
+    })
+}
+
 /// Resolves a precision against what the device supports; the error is the type that it lacks.
 pub(crate) fn resolve(
     precision: Precision,
