@@ -347,12 +347,11 @@ struct Mock {
 
 impl Device for Mock {
     fn from_id(id: DeviceId) -> Self {
-        let index = id.index_id as u16;
-        Self { index }
+        Self { index: id.index_id }
     }
 
     fn to_id(&self) -> DeviceId {
-        DeviceId::new(7, self.index.into())
+        DeviceId::new(7, self.index)
     }
 }
 

@@ -294,7 +294,7 @@ fn a_clamp_between_bounds_that_a_half_type_has_nothing_between() {
             "{inside:?}"
         );
     }
-    amp16().run(|| check::<Amp<Flex>>());
+    amp16().run(check::<Amp<Flex>>);
     amp16().run(check::<Ours>);
 }
 

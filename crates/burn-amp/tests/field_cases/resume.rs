@@ -340,9 +340,8 @@ fn case_41_a_plain_optimizer_goes_on_from_a_record_of_ours() {
         let bytes = save::<B, _>(Optimizer::<Vectors<B>, B>::to_record(&optim));
         let (_, expected) = steps(optim, model.clone(), 10..15);
 
-        let record: AmpOptimizerRecord<
-            <AdamOf<B, Vectors<B>> as Optimizer<Vectors<B>, B>>::Record,
-        > = load::<B, _>(&bytes);
+        type AdamRecord<B> = <AdamOf<B, Vectors<B>> as Optimizer<Vectors<B>, B>>::Record;
+        let record: AmpOptimizerRecord<AdamRecord<B>> = load::<B, _>(&bytes);
         let plain: AdamOf<B, Vectors<B>> = AdamConfig::new().init();
         let (_, resumed) = steps(plain.load_record(record.optim), model, 10..15);
         assert_eq!(parameter_bits(&resumed), parameter_bits(&expected));

@@ -54,7 +54,7 @@ fn case_43_one_verdict_over_all_shards() {
         let mut applied = 0.0;
         for _round in 0..100 {
             let bits = rng.next_u64();
-            let bad = [bits % 4 == 0, (bits >> 8) % 4 == 0];
+            let bad = [bits.is_multiple_of(4), (bits >> 8).is_multiple_of(4)];
             let grads = bad.map(|bad| if bad { f32::NAN } else { 1.0 });
             let scale = optim.scale();
             model = step_on_shards(&mut optim, model, grads);
@@ -84,7 +84,7 @@ fn case_43_optimizers_of_two_groups_move_one_scale_by_one_verdict() {
         for round in 0..100 {
             amp.loss_scaler().begin_backward();
             let bits = rng.next_u64();
-            let bad = [bits % 4 == 0, (bits >> 8) % 4 == 0];
+            let bad = [bits.is_multiple_of(4), (bits >> 8).is_multiple_of(4)];
             let order = if round % 2 == 0 { [0, 1] } else { [1, 0] };
             for index in order {
                 let model = Vectors::<B>::new(&[&[1.0]]);

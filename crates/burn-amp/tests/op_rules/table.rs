@@ -173,7 +173,7 @@ impl Case {
         self.dtypes
             .iter()
             .chain(&involved)
-            .chain(&self.mode.half().map(DType::from))
+            .chain(&self.mode.half())
             .map(|dtype| match dtype {
                 DType::BF16 => 0.04,
                 DType::F16 => 0.005,

@@ -282,7 +282,13 @@ fn follow(case: &str, index: usize, rule: &str, shape: &[usize]) -> Vec<f64> {
             })
             .collect(),
         ("attention_scores_overflow" | "attention_scale_first", 0) => (0..count)
-            .map(|at| if at / columns.is_multiple_of(2) { 50.0 } else { -50.0 })
+            .map(|at| {
+                if (at / columns).is_multiple_of(2) {
+                    50.0
+                } else {
+                    -50.0
+                }
+            })
             .collect(),
         ("attention_scores_overflow", 1) => {
             (0..count).map(|at| (at / columns + 1) as f64).collect()

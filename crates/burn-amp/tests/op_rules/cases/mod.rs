@@ -42,11 +42,12 @@ macro_rules! cases {
 }
 use cases;
 
-const FAMILIES: usize = 6;
+/// Looks an op up in a family.
+type Family = fn(Op) -> Option<Vec<Input>>;
 
 /// The inputs of an op, if it has a case.
 pub fn inputs(op: Op) -> Option<Vec<Input>> {
-    let families: [fn(Op) -> Option<Vec<Input>>; FAMILIES] = [
+    let families: [Family; 6] = [
         arithmetic::inputs,
         activation::inputs,
         convolution::inputs,
@@ -60,7 +61,7 @@ pub fn inputs(op: Op) -> Option<Vec<Input>> {
 /// Calls an op.
 pub fn call<B: Backend>(op: Op, inputs: Vec<FloatTensor<B>>) -> Vec<Output<B>> {
     type Call<B> = fn(Op, &[FloatTensor<B>]) -> Option<Vec<Output<B>>>;
-    let families: [Call<B>; FAMILIES] = [
+    let families: [Call<B>; 6] = [
         arithmetic::call::<B>,
         activation::call::<B>,
         convolution::call::<B>,
