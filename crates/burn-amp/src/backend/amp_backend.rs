@@ -1,6 +1,6 @@
 use burn::tensor::backend::Backend;
-use burn::tensor::ops::{BoolTensor, Device, FloatTensor, IntTensor};
-use burn::tensor::{DType, FloatDType, IntDType, Shape, TensorMetadata, get_device_settings};
+use burn::tensor::ops::FloatTensor;
+use burn::tensor::{DType, FloatDType, TensorMetadata, get_device_settings};
 
 /// A backend that [`Amp`](crate::Amp) can decorate, and the few operations that mixed precision
 /// needs beyond Burn's own.
@@ -82,33 +82,6 @@ pub trait AmpBackend: Backend {
     ) -> FloatTensor<Self> {
         Self::layer_norm(tensor, gamma, beta, epsilon)
     }
-
-    /// Looks for values that are not finite, without reading anything back.
-    ///
-    /// # Shapes
-    ///
-    /// - tensor: any
-    /// - returns: `[2]`, int: non-zero where there is any infinity or NaN; non-zero where there is
-    ///   any NaN
-    fn amp_non_finite(tensor: FloatTensor<Self>, out_dtype: IntDType) -> IntTensor<Self> {
-        let device = Self::float_device(&tensor);
-        let bools = get_device_settings::<Self>(&device).bool_dtype;
-        let nan = Self::float_is_nan(tensor.clone(), bools);
-        let infinite = Self::float_is_inf(tensor, bools);
-        let flags = [Self::bool_or(nan.clone(), infinite), nan]
-            .map(|flag| any::<Self>(flag, &device, out_dtype));
-
-        Self::int_cat(flags.into(), 0)
-    }
-}
-
-/// Whether any element is true, as an int tensor `[1]`; false for an empty tensor.
-fn any<B: Backend>(flag: BoolTensor<B>, device: &Device<B>, dtype: IntDType) -> IntTensor<B> {
-    if flag.shape().num_elements() == 0 {
-        return B::int_zeros(Shape::new([1]), device, dtype);
-    }
-    let flag = B::bool_into_int(B::bool_any(flag), dtype);
-    B::int_reshape(flag, Shape::new([1]))
 }
 
 /// The largest finite value of a type that f32 values can exceed.

@@ -1,4 +1,4 @@
-//! Flex, Burn's CPU backend: casts and checks in one pass over the values, and layer norm.
+//! Flex, Burn's CPU backend: casts in one pass over the values, and layer norm.
 //!
 //! Flex's own cast goes through a vector of f64, four times the bytes of an f16 result's source. Its
 //! layer norm takes the variance as E[x²] - E[x]² in f32: NaN for a mean of 1000 and a deviation of
@@ -6,9 +6,8 @@
 
 use burn::backend::Flex;
 use burn::backend::flex::{FlexTensor, Layout};
-use burn::tensor::ops::{FloatTensor, IntTensor};
-use burn::tensor::ops::{FloatTensorOps, IntTensorOps, ModuleOps};
-use burn::tensor::{Bytes, DType, FloatDType, IntDType, Shape, TensorData};
+use burn::tensor::ops::{FloatTensor, FloatTensorOps, ModuleOps};
+use burn::tensor::{Bytes, DType, FloatDType, Shape};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
@@ -76,19 +75,6 @@ impl AmpBackend for Flex {
             DType::F32,
         )
     }
-
-    fn amp_non_finite(tensor: FloatTensor<Self>, out_dtype: IntDType) -> IntTensor<Self> {
-        let tensor = tensor.to_contiguous();
-        let (non_finite, nan) = match tensor.dtype() {
-            DType::F32 => non_finite(tensor.storage::<f32>().iter().copied()),
-            DType::F64 => non_finite_f64(tensor.storage::<f64>()),
-            DType::F16 => non_finite(tensor.storage::<f16>().iter().map(|value| value.to_f32())),
-            _ => non_finite(tensor.storage::<bf16>().iter().map(|value| value.to_f32())),
-        };
-        let flags = TensorData::new(vec![i64::from(non_finite), i64::from(nan)], [2]);
-        let flags = Self::int_from_data(flags, &Default::default());
-        Self::int_cast(flags, out_dtype)
-    }
 }
 
 /// Values per pass: small enough for the cache, and a whole number of vector registers.
@@ -146,20 +132,4 @@ fn moments(row: &[f32], epsilon: f64) -> (f64, f64) {
     let squares = row.iter().map(|value| (f64::from(*value) - mean).powi(2));
     let variance = squares.sum::<f64>() / count;
     (mean, (variance + epsilon).sqrt().recip())
-}
-
-/// Whether any value is infinite or NaN, and whether any is NaN.
-fn non_finite(values: impl Iterator<Item = f32>) -> (bool, bool) {
-    // Without branches, so that it vectorises.
-    values.fold((false, false), |(non_finite, nan), value| {
-        (non_finite | !value.is_finite(), nan | value.is_nan())
-    })
-}
-
-fn non_finite_f64(values: &[f64]) -> (bool, bool) {
-    values
-        .iter()
-        .fold((false, false), |(non_finite, nan), value| {
-            (non_finite | !value.is_finite(), nan | value.is_nan())
-        })
 }

@@ -85,7 +85,7 @@ pub(super) fn widen<B: AmpBackend>(tensor: FloatTensor<B>) -> FloatTensor<B> {
     tensor
 }
 
-/// Whether autocast may change the type at all: f64 and flex32 are outside.
+/// Whether a type has 16 bits.
 pub(super) fn is_half(dtype: DType) -> bool {
     matches!(dtype, DType::F16 | DType::BF16)
 }

@@ -18,7 +18,7 @@ pub enum OpClass {
     Full,
     /// Computed in f32, and stored in the type of the first input.
     ///
-    /// GELU, whose derivative overflows in f16.
+    /// GELU, whose derivative overflows in f16, and average pooling, whose windows are sums.
     Widen,
     /// Operands of different float types meet in the wider one; f16 with bf16 gives f32.
     ///
