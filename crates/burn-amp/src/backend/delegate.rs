@@ -15,6 +15,9 @@ macro_rules! cast {
     ($(fn $name:ident[$($x:ident),+ $(; $($opt:ident),+)?]
         ($($arg:ident: $ty:ty),* $(,)?) -> $ret:ty;)*) => {$(
         fn $name($($arg: $ty),*) -> $ret {
+            if operands::pass::<B, _, _>([$(&$x),+], [$($($opt.as_ref()),+)?]) {
+                return B::$name($($arg),*);
+            }
             let ([$($x),+], [$($($opt),+)?], store) =
                 operands::cast::<B, _, _>(Op::$name, [$($x),+], [$($($opt),+)?]);
             store.finish::<B>(B::$name($($arg),*))
@@ -27,6 +30,9 @@ macro_rules! cast_inputs {
     ($(fn $name:ident[$($x:ident),+ $(; $($opt:ident),+)?]
         ($($arg:ident: $ty:ty),* $(,)?) -> $ret:ty;)*) => {$(
         fn $name($($arg: $ty),*) -> $ret {
+            if operands::pass::<B, _, _>([$(&$x),+], [$($($opt.as_ref()),+)?]) {
+                return B::$name($($arg),*);
+            }
             let ([$($x),+], [$($($opt),+)?], _) =
                 operands::cast::<B, _, _>(Op::$name, [$($x),+], [$($($opt),+)?]);
             B::$name($($arg),*)
@@ -38,6 +44,9 @@ macro_rules! cast_inputs {
 macro_rules! elementwise {
     ($(fn $name:ident($lhs:ident, $rhs:ident);)*) => {$(
         fn $name($lhs: FloatTensor<Self>, $rhs: FloatTensor<Self>) -> FloatTensor<Self> {
+            if operands::pass::<B, 2, 0>([&$lhs, &$rhs], []) {
+                return B::$name($lhs, $rhs);
+            }
             let ([$lhs, $rhs], store) = operands::elementwise::<B>(Op::$name, [$lhs, $rhs], None);
             store.finish::<B>(B::$name($lhs, $rhs))
         }
@@ -52,6 +61,9 @@ macro_rules! with_scalar {
             $scalar: Scalar,
             $($more: Scalar),*
         ) -> FloatTensor<Self> {
+            if operands::pass::<B, 1, 0>([&$x], []) {
+                return B::$name($x, $scalar $(, $more)*);
+            }
             let ($x, store) = scalar::operand::<B>(Op::$name, $x, &[$scalar $(, $more)*]);
             store.finish::<B>(B::$name($x, $scalar $(, $more)*))
         }

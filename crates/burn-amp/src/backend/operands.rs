@@ -60,6 +60,27 @@ pub(super) fn rule<B: AmpBackend>(op: Op, tensor: &FloatTensor<B>) -> Rule {
     policy::rule(op, &OnDeviceOf::<B>(tensor))
 }
 
+/// Whether an op can be passed on as it is: nothing is configured, and the operands have one type.
+///
+/// What follows from the rules alone comes to the same, but moves the operands about.
+#[inline(always)]
+pub(super) fn pass<B: AmpBackend, const N: usize, const M: usize>(
+    operands: [&FloatTensor<B>; N],
+    optional: [Option<&FloatTensor<B>>; M],
+) -> bool {
+    if !policy::is_idle() {
+        return false;
+    }
+    if N + M == 1 {
+        return true;
+    }
+    let dtype = operands[0].dtype();
+    operands
+        .iter()
+        .chain(optional.iter().flatten())
+        .all(|operand| operand.dtype() == dtype)
+}
+
 /// Casts a tensor if it has another type.
 pub(super) fn to<B: AmpBackend>(tensor: FloatTensor<B>, dtype: FloatDType) -> FloatTensor<B> {
     if tensor.dtype() == DType::from(dtype) {

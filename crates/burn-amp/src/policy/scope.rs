@@ -226,10 +226,16 @@ pub(crate) trait DeviceQuery {
     fn supports(device: &Self::Device, dtype: DType) -> bool;
 }
 
+/// Whether no scope is open on this thread and no device was ever configured.
+#[inline]
+pub(crate) fn is_idle() -> bool {
+    DEPTH.get() == 0 && GENERATION.load(Ordering::Relaxed) == 0
+}
+
 /// The rule for `op` on the queried device.
 #[inline]
 pub(crate) fn rule<Q: DeviceQuery>(op: Op, query: &Q) -> Rule {
-    if DEPTH.get() == 0 && GENERATION.load(Ordering::Relaxed) == 0 {
+    if is_idle() {
         return Rule::Off;
     }
     ambient_rule(op, query)
