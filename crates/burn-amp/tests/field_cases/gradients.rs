@@ -10,7 +10,9 @@ use burn_amp::loss_scale::LossScaleConfig;
 use burn_amp::{AmpOptimizerConfig, GradScaler, NonFinite, StepOutcome};
 
 use crate::common::{parameter_bits, tensor, values};
-use crate::support::{Ours, Scalar, Scaling, Training, Vectors, amp16, amp16_from, assert_within};
+use crate::support::{
+    Ours, Plain, Scalar, Scaling, Training, Vectors, amp16, amp16_from, assert_within,
+};
 
 #[test]
 fn case_25_gradients_are_never_divided_twice() {
@@ -269,6 +271,28 @@ fn case_29_clipping_sees_unscaled_gradients() {
         assert_within((-0.5 - model.values()[0][1]).into(), 0.8, 1e-5);
     }
     in_every_way!(check());
+}
+
+/// Burn squares in f32, so it clips a norm beyond 1.8e19 to zero. Clipping is the inner optimizer's:
+/// through the wrapper it does what it does without.
+#[test]
+fn case_29_a_norm_that_overflows_is_clipped_as_plain_burn_clips_it() {
+    fn clipped<B: AutodiffBackend>() -> Vec<Vec<f32>> {
+        let sgd = SgdConfig::new()
+            .with_gradient_clipping(Some(GradientClippingConfig::Norm(1.0)))
+            .init();
+        let mut optim = AmpOptimizerConfig::new().init(sgd);
+        let model = Vectors::<B>::new(&[&[1.0; 100]]);
+        let grads = model.gradients(&[&[1e20; 100]]);
+        optim.step(1.0, model, grads).values()
+    }
+    let plain = clipped::<Plain>();
+    assert_eq!(
+        plain,
+        [[1.0; 100]],
+        "Burn has changed: the case may hold now"
+    );
+    assert_eq!(amp16_from(1024.0).run(clipped::<Ours>), plain);
 }
 
 #[test]
