@@ -4,9 +4,10 @@ use burn::backend::Flex;
 use burn::module::{Module, Param};
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::nn::{Gelu, Linear, LinearConfig};
+use burn::optim::{GradientsParams, Optimizer, SgdConfig};
 use burn::tensor::{DType, FloatDType, Int, Tensor, module};
 use burn_amp::loss_scale::LossScaleConfig;
-use burn_amp::{Amp, AmpConfig, Autocast, Autodiff};
+use burn_amp::{Amp, AmpConfig, AmpOptimizerConfig, Autocast, Autodiff, StepOutcome};
 use rstest::rstest;
 
 use crate::common;
@@ -183,6 +184,21 @@ fn should_show_an_overflow_in_every_gradient_as_pytorch_does() {
         assert!(!theirs.values().iter().any(|value| value.is_finite()));
         assert!(!ours.iter().any(|value| value.is_finite()));
     }
+}
+
+#[test]
+fn should_skip_the_step_of_a_loss_that_is_scaled_too_far() {
+    Autocast::new(&f16_scaled_by(16777216.0)).unwrap().run(|| {
+        let network = Network::new(DType::F32);
+        let before = common::parameter_bits(&network);
+        let mut optim = AmpOptimizerConfig::new().init(SgdConfig::new().init());
+        let grads = network.loss(Network::inputs(DType::F32)).backward();
+        let grads = GradientsParams::from_grads(grads, &network);
+        let network = optim.step(0.1, network, grads);
+
+        assert!(optim.outcome().is_some_and(StepOutcome::is_skipped));
+        assert_eq!(common::parameter_bits(&network), before);
+    });
 }
 
 const X: [f64; 6] = [1.0, 0.5, -2.0, 1.0, 0.5, -2.0];
