@@ -165,9 +165,11 @@ impl Drop for ScopeGuard {
     }
 }
 
-/// Runs `f` with every op that computes doing so in f32, whatever is configured.
+/// Runs `f` with every op of class lower, full, widen or promote computing in f32, whatever is
+/// configured.
 ///
-/// Half-precision operands are cast up first, so a loss that is written inside is a true f32 loss.
+/// Half-precision operands of these ops are cast up first. Ops of class keep, among them arithmetic
+/// with a scalar and tanh, still return a half tensor for a half one: cast such a tensor at the start.
 /// The scope belongs to the calling thread, nests, and ends also when `f` panics.
 ///
 /// # Differences from PyTorch
