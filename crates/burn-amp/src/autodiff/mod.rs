@@ -7,12 +7,12 @@ mod gradients;
 use burn::backend::autodiff::checkpoint::strategy::{CheckpointStrategy, NoCheckpointing};
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::ops::{BoolTensor, FloatTensor, IntTensor, QuantizedTensor};
-use burn::tensor::{DType, FloatDType, TensorMetadata};
+use burn::tensor::{FloatDType, TensorMetadata};
 
 pub use gradients::AmpGradients;
 
 use crate::backend::{Amp, AmpBackend};
-use crate::policy::{self, DeviceKey};
+use crate::policy::{self, DeviceKey, is_half};
 
 /// Names the backend that trains on `Self`; see [`Autodiff`].
 pub trait TrainingOrder<C> {
@@ -64,9 +64,10 @@ where
         let loss = if scale == 1.0 {
             loss
         } else {
-            let loss = match loss.dtype() {
-                DType::F16 | DType::BF16 => B::amp_cast(loss, FloatDType::F32),
-                _ => loss,
+            let loss = if is_half(loss.dtype()) {
+                B::amp_cast(loss, FloatDType::F32)
+            } else {
+                loss
             };
             B::float_mul_scalar(loss, scale.into())
         };

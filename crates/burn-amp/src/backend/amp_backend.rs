@@ -2,6 +2,8 @@ use burn::tensor::backend::Backend;
 use burn::tensor::ops::FloatTensor;
 use burn::tensor::{DType, FloatDType, TensorMetadata, get_device_settings};
 
+use crate::policy::is_half;
+
 /// A backend that [`Amp`](crate::Amp) can decorate, and the few operations that mixed precision
 /// needs beyond Burn's own.
 ///
@@ -54,9 +56,10 @@ pub trait AmpBackend: Backend {
     /// - grad: any
     /// - returns: the same
     fn amp_unscale(grad: FloatTensor<Self>, inv_scale: f32) -> FloatTensor<Self> {
-        let grad = match grad.dtype() {
-            DType::F16 | DType::BF16 => Self::amp_cast(grad, FloatDType::F32),
-            _ => grad,
+        let grad = if is_half(grad.dtype()) {
+            Self::amp_cast(grad, FloatDType::F32)
+        } else {
+            grad
         };
         if inv_scale == 1.0 {
             return grad;

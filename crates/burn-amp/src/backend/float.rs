@@ -11,7 +11,7 @@ use super::delegate::{cast, cast_inputs, elementwise, forward, with_scalar};
 use super::operands;
 use super::{Amp, AmpBackend, scalar};
 use crate::counters;
-use crate::policy::{self, Op};
+use crate::policy::{self, Op, is_half};
 
 /// Delegates a comparison with a scalar.
 macro_rules! compare_with_scalar {
@@ -388,7 +388,7 @@ impl<B: AmpBackend> FloatTensorOps<Self> for Amp<B> {
 
 /// The tensor as it is read: f32 for a half type, where the configuration says so.
 pub(super) fn read_back<B: AmpBackend>(tensor: FloatTensor<B>) -> FloatTensor<B> {
-    if operands::is_half(tensor.dtype()) && policy::reads_as_f32(&B::float_device(&tensor)) {
+    if is_half(tensor.dtype()) && policy::reads_as_f32(&B::float_device(&tensor)) {
         return B::amp_cast(tensor, FloatDType::F32);
     }
     tensor

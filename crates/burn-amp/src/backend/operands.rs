@@ -5,7 +5,7 @@ use burn::tensor::{DType, FloatDType, Shape, TensorMetadata};
 
 use super::AmpBackend;
 use crate::counters;
-use crate::policy::{self, DeviceQuery, Half, Op, Rule};
+use crate::policy::{self, DeviceQuery, Half, Op, Rule, is_half};
 
 /// What is still to be done with an op's result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -104,11 +104,6 @@ pub(super) fn widen<B: AmpBackend>(tensor: FloatTensor<B>) -> FloatTensor<B> {
         return to::<B>(tensor, FloatDType::F32);
     }
     tensor
-}
-
-/// Whether a type has 16 bits.
-pub(super) fn is_half(dtype: DType) -> bool {
-    matches!(dtype, DType::F16 | DType::BF16)
 }
 
 /// The type in which values of both types are exact.

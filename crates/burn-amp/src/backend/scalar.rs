@@ -8,7 +8,7 @@ use half::{bf16, f16};
 use super::AmpBackend;
 use super::amp_backend::largest_finite;
 use super::operands::{self, Store};
-use crate::policy::{Op, Rule};
+use crate::policy::{Op, Rule, is_half};
 
 /// The operand of an op with scalars, in a type that the scalars can be applied in.
 ///
@@ -24,9 +24,7 @@ pub(super) fn operand<B: AmpBackend>(
     let rule = operands::rule::<B>(op, &tensor);
     let ([tensor], [], store) = operands::cast_by::<B, 1, 0>(rule, [tensor], []);
     let dtype = tensor.dtype();
-    if rule == Rule::Off
-        || !operands::is_half(dtype)
-        || scalars.iter().all(|scalar| is_exact(*scalar, dtype))
+    if rule == Rule::Off || !is_half(dtype) || scalars.iter().all(|scalar| is_exact(*scalar, dtype))
     {
         return (tensor, store);
     }
@@ -81,7 +79,7 @@ pub(super) fn clamped<B: AmpBackend>(
     let rule = operands::rule::<B>(op, &tensor);
     let ([tensor], [], store) = operands::cast_by::<B, 1, 0>(rule, [tensor], []);
     let dtype = tensor.dtype();
-    let half = (rule != Rule::Off && operands::is_half(dtype)).then_some(dtype);
+    let half = (rule != Rule::Off && is_half(dtype)).then_some(dtype);
     (tensor, Bounds { half }, store)
 }
 
@@ -135,10 +133,9 @@ impl Bounds {
 }
 
 fn half_max(dtype: DType) -> Option<f64> {
-    match dtype {
-        DType::F16 | DType::BF16 => largest_finite(dtype.into()).map(f64::from),
-        _ => None,
-    }
+    is_half(dtype)
+        .then(|| largest_finite(dtype.into()).map(f64::from))
+        .flatten()
 }
 
 /// The next value of the type above `value`.

@@ -1,7 +1,7 @@
 use burn::module::AutodiffModule;
 use burn::optim::{GradientsParams, LearningRate, Optimizer};
 use burn::tensor::backend::AutodiffBackend;
-use burn::tensor::{DType, FloatDType, Tensor};
+use burn::tensor::{FloatDType, Tensor};
 
 use super::check::Check;
 use super::unscale::unscale;
@@ -11,7 +11,7 @@ use crate::loss_scale::{
     LossScaleConfig, LossScaleConfigError, LossScaler, OptimizerId, ScaleUpdate, SharedScaler,
     reciprocal,
 };
-use crate::policy::ManualScalingGuard;
+use crate::policy::{ManualScalingGuard, is_half};
 
 /// Scales losses and unscales gradients in a training loop that is written by hand.
 ///
@@ -84,9 +84,10 @@ impl GradScaler {
         loss: Tensor<B, D>,
     ) -> ScaledLoss<B, D> {
         let scale = self.scaler.begin_backward();
-        let loss = match loss.dtype() {
-            DType::F16 | DType::BF16 => loss.cast(FloatDType::F32),
-            _ => loss,
+        let loss = if is_half(loss.dtype()) {
+            loss.cast(FloatDType::F32)
+        } else {
+            loss
         };
         ScaledLoss {
             loss: loss.mul_scalar(scale),

@@ -1,9 +1,10 @@
 use burn::module::{AutodiffModule, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::backend::AutodiffBackend;
-use burn::tensor::{DType, FloatDType, Tensor};
+use burn::tensor::{FloatDType, Tensor};
 
 use crate::full_precision;
+use crate::policy::is_half;
 
 /// Brings the gradients of a module's parameters to f32 and multiplies them with `inv_scale`.
 pub(super) fn unscale<B, M>(scaled: GradientsParams, inv_scale: f32, module: &M) -> GradientsParams
@@ -60,10 +61,6 @@ impl<B: AutodiffBackend> ModuleVisitor<B> for HalfSearch<'_> {
                 .is_some_and(|grad| is_half(grad.dtype()))
         });
     }
-}
-
-fn is_half(dtype: DType) -> bool {
-    matches!(dtype, DType::F16 | DType::BF16)
 }
 
 /// Moves a module's gradients from one container to another.

@@ -9,6 +9,7 @@ mod scope;
 
 pub use class::OpClass;
 pub use op::{Op, UnknownOp};
+pub(crate) use precision::is_half;
 pub use precision::{Half, Precision, UnknownPrecision};
 pub use rules::Readback;
 pub use scope::{ScopeGuard, enter_full_precision, full_precision};

@@ -21,6 +21,18 @@ impl Half {
             Half::Bf16 => FloatDType::BF16,
         }
     }
+
+    const fn as_dtype(self) -> DType {
+        match self {
+            Half::F16 => DType::F16,
+            Half::Bf16 => DType::BF16,
+        }
+    }
+}
+
+/// Whether a type has 16 bits.
+pub(crate) fn is_half(dtype: DType) -> bool {
+    matches!(dtype, DType::F16 | DType::BF16)
 }
 
 /// The precision that a configuration asks for.
@@ -52,10 +64,9 @@ impl Precision {
 
     /// The float type that the device has to support.
     pub(crate) const fn required(self) -> Option<DType> {
-        match self {
-            Precision::F32 | Precision::Auto => None,
-            Precision::Bf16 => Some(DType::BF16),
-            Precision::F16 => Some(DType::F16),
+        match self.half() {
+            Some(half) => Some(half.as_dtype()),
+            None => None,
         }
     }
 }

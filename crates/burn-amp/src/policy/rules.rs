@@ -21,7 +21,7 @@ pub(crate) enum Rule {
 pub(crate) enum Mode {
     /// Mixed precision is off.
     Off,
-    /// Everything that computes does so in f32.
+    /// A full-precision scope: see [`full_precision_rule`].
     FullPrecision,
     /// Mixed precision with this compute type.
     Mixed(Half),
@@ -84,8 +84,8 @@ impl Policy {
     }
 }
 
-/// Overrides belong to mixed precision: in a full-precision scope every op that computes does so in
-/// f32, and what only moves or selects values keeps their type.
+/// Overrides belong to mixed precision: in a full-precision scope every op computes in f32 but for those
+/// of class keep, which follow their operands.
 pub(crate) fn full_precision_rule(op: Op) -> Rule {
     match op.class() {
         OpClass::Lower | OpClass::Full | OpClass::Widen | OpClass::Promote => Rule::Full,

@@ -11,7 +11,7 @@ use burn::tensor::DType;
 use burn::tensor::backend::{DeviceId, DeviceOps};
 
 use super::rules::{Mode, Policy, Readback, Rule, full_precision_rule};
-use super::{Half, Op, Precision};
+use super::{Op, Precision};
 use crate::loss_scale::{
     LossScaleConfig, LossScaleConfigError, LossScaleError, LossScaler, LossScalerRecord,
     SharedScaler,
@@ -126,8 +126,8 @@ thread_local! {
 
 /// Ends its scope when dropped, also while a panic unwinds.
 ///
-/// Guards nest, and belong to the thread that made them. A guard that outlives an inner one's
-/// scope takes that scope with it.
+/// Guards nest, and belong to the thread that made them. Dropping an outer guard
+/// first ends the scopes inside it too.
 #[derive(Debug)]
 #[must_use = "the scope ends when the guard is dropped"]
 pub struct ScopeGuard {
@@ -324,13 +324,10 @@ pub(crate) fn resolve(
     match precision.required() {
         Some(dtype) if supports(dtype) => Ok(precision),
         Some(dtype) => Err(dtype),
-        None if precision == Precision::Auto => Ok([Half::Bf16, Half::F16]
+        None if precision == Precision::Auto => Ok([Precision::Bf16, Precision::F16]
             .into_iter()
-            .find(|half| supports(half.dtype().into()))
-            .map_or(Precision::F32, |half| match half {
-                Half::Bf16 => Precision::Bf16,
-                Half::F16 => Precision::F16,
-            })),
+            .find(|precision| precision.required().is_some_and(&supports))
+            .unwrap_or(Precision::F32)),
         None => Ok(precision),
     }
 }
