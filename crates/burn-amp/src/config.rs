@@ -47,21 +47,22 @@ impl AmpConfig {
 
     /// Mixed precision in bfloat16, without loss scaling: bf16 has the range of f32.
     pub fn bf16() -> Self {
-        Self::with_precision(Precision::Bf16)
+        Self::new(Precision::Bf16)
     }
 
     /// Mixed precision in float16, with dynamic loss scaling.
     pub fn f16() -> Self {
-        Self::with_precision(Precision::F16)
+        Self::new(Precision::F16)
     }
 
     /// [`bf16`](AmpConfig::bf16) where the device supports it, else [`f16`](AmpConfig::f16), else
     /// [`f32`](AmpConfig::f32) with one line in the log.
     pub fn auto() -> Self {
-        Self::with_precision(Precision::Auto)
+        Self::new(Precision::Auto)
     }
 
-    fn with_precision(precision: Precision) -> Self {
+    /// The configuration for a precision that is a value, as one from the command line.
+    pub fn new(precision: Precision) -> Self {
         Self {
             precision,
             ..Self::default()

@@ -55,8 +55,15 @@ mod counters;
 mod device;
 mod error;
 pub mod loss_scale;
+pub mod memory;
 mod optim;
 mod policy;
+
+/// What a backend implements to be decorated: [`AmpBackend`], whose methods all have defaults, and the
+/// types they exchange.
+pub mod extension {
+    pub use crate::backend::{AmpBackend, Attention, LayerNorm, LayerNormGrads, Moments};
+}
 
 pub use autocast::{Autocast, autocast};
 pub use autodiff::{AmpGradients, Autodiff, TrainingOrder};

@@ -1,8 +1,16 @@
 //! Automatic differentiation: the recommended order of the decorators, gradients that carry their
 //! loss scale, and graph nodes of our own.
 
+mod activation;
+mod amp_backend;
+mod arithmetic;
+mod attention;
 mod cast;
+mod conv;
 mod gradients;
+mod keep;
+mod product;
+mod rows;
 
 use burn::backend::autodiff::checkpoint::strategy::{CheckpointStrategy, NoCheckpointing};
 use burn::tensor::backend::{AutodiffBackend, Backend};
@@ -13,6 +21,10 @@ pub use gradients::AmpGradients;
 
 use crate::backend::{Amp, AmpBackend};
 use crate::policy::{self, DeviceKey, is_half};
+
+/// Burn's autodiff backend, and its tensors: the graph that our nodes are part of.
+type Autodiffed<B, C> = burn::backend::Autodiff<B, C>;
+type AutodiffTensor<B, C> = FloatTensor<Autodiffed<B, C>>;
 
 /// Names the backend that trains on `Self`; see [`Autodiff`].
 pub trait TrainingOrder<C> {

@@ -1,15 +1,46 @@
 use burn::tensor::backend::Backend;
-use burn::tensor::ops::FloatTensor;
-use burn::tensor::{DType, FloatDType, TensorMetadata, get_device_settings};
+use burn::tensor::ops::{
+    AttentionModuleOptions, BoolTensor, ConvOptions, ConvTransposeOptions, FloatTensor,
+};
+use burn::tensor::{DType, FloatDType, TensorMetadata};
 
+use super::composed;
+use super::operands::{in_wider, saturated, to, widen, wider};
 use crate::policy::is_half;
 
-/// A backend that [`Amp`](crate::Amp) can decorate, and the few operations that mixed precision
-/// needs beyond Burn's own.
+/// Declares convolutions with their default: Burn's op on operands of the compute type.
+macro_rules! convolutions {
+    ($($(#[$doc:meta])* fn $name:ident = $op:ident($options:ty);)*) => {$(
+        $(#[$doc])*
+        fn $name(
+            x: FloatTensor<Self>,
+            weight: FloatTensor<Self>,
+            bias: Option<FloatTensor<Self>>,
+            options: $options,
+            compute: FloatDType,
+        ) -> FloatTensor<Self> {
+            Self::$op(
+                to::<Self>(x, compute),
+                to::<Self>(weight, compute),
+                bias.map(|bias| to::<Self>(bias, compute)),
+                options,
+            )
+        }
+    )*};
+}
+
+/// A backend that [`Amp`](crate::Amp) can decorate, and the operations that mixed precision needs
+/// beyond Burn's own.
 ///
 /// Every method has a default composed of plain backend ops, so a third party's backend opts in
-/// with an empty `impl`. Backends override what they can do in one pass.
+/// with an empty `impl`. Backends override what they can do in one pass; Burn's `Autodiff` overrides
+/// what mixed precision records in the graph.
+///
+/// Operands come in the types that the program gave them. Where a method takes a `compute` type, they
+/// are brought to it on the way in. An f64 operand makes f64 what is f32 below.
 pub trait AmpBackend: Backend {
+    // Casts
+
     /// Casts a float tensor, rounding to nearest even; a value beyond the range becomes infinite.
     ///
     /// # Shapes
@@ -31,20 +62,23 @@ pub trait AmpBackend: Backend {
     /// - tensor: any
     /// - returns: the same
     fn amp_cast_saturating(tensor: FloatTensor<Self>, dtype: FloatDType) -> FloatTensor<Self> {
-        let Some(max) = largest_finite(dtype) else {
-            return Self::amp_cast(tensor, dtype);
-        };
-        let bools = get_device_settings::<Self>(&Self::float_device(&tensor)).bool_dtype;
-        let above = Self::float_greater_elem(tensor.clone(), max.into(), bools);
-        let below = Self::float_lower_elem(tensor.clone(), (-max).into(), bools);
-        let infinite = Self::float_is_inf(tensor.clone(), bools);
-        let finite = Self::bool_not(infinite);
+        composed::cast_saturating::<Self>(tensor, dtype)
+    }
 
-        let tensor =
-            Self::float_mask_fill(tensor, Self::bool_and(above, finite.clone()), max.into());
-        let tensor = Self::float_mask_fill(tensor, Self::bool_and(below, finite), (-max).into());
+    /// Casts an operand of an op that keeps its operands for backward. Under autodiff, what is kept is
+    /// the tensor that was cast: the cast is computed again.
+    ///
+    /// # Shapes
+    ///
+    /// - tensor: any
+    /// - returns: the same
+    fn amp_cast_operand(tensor: FloatTensor<Self>, dtype: FloatDType) -> FloatTensor<Self> {
         Self::amp_cast(tensor, dtype)
     }
+
+    /// Takes note that half types hold every value of `tensor`, as those of a dropout mask. Under
+    /// autodiff, an op that keeps it for backward then keeps it in 16 bits.
+    fn amp_note_exact(_tensor: &FloatTensor<Self>) {}
 
     /// Divides a gradient by the loss scale: f32(gradient) × `inv_scale`, in f32 (f64 stays f64).
     ///
@@ -67,15 +101,172 @@ pub trait AmpBackend: Backend {
         Self::float_mul_scalar(grad, inv_scale.into())
     }
 
-    /// Normalizes over the last dimension: `(x - mean) / sqrt(variance + epsilon) * gamma + beta`.
+    // Products
+
+    /// Matrix product of operands in the `compute` type, with a result in type `out`.
     ///
-    /// All operands have one type. A backend overrides it if its own `layer_norm` loses the variance
-    /// of rows whose mean is large beside it.
+    /// A result that is wider than the compute type comes from an f32 accumulator, without having been
+    /// rounded to the compute type; the default multiplies in type `out` then.
     ///
     /// # Shapes
     ///
-    /// - tensor: `[.., d_model]`
-    /// - gamma, beta: `[d_model]`
+    /// - lhs: `[.., m, k]`, rhs: `[.., k, n]`, with leading dimensions that broadcast
+    /// - returns: `[.., m, n]`
+    fn amp_matmul(
+        lhs: FloatTensor<Self>,
+        rhs: FloatTensor<Self>,
+        compute: FloatDType,
+        out: FloatDType,
+    ) -> FloatTensor<Self> {
+        let dtype = wider(compute.into(), out.into()).into();
+        let product = Self::float_matmul(to::<Self>(lhs, dtype), to::<Self>(rhs, dtype));
+        to::<Self>(product, out)
+    }
+
+    /// Linear layer `x · weight + bias` in the `compute` type, which the result has too.
+    ///
+    /// # Shapes
+    ///
+    /// - x: `[.., d_input]`, weight: `[d_input, d_output]`, bias: `[d_output]`
+    /// - returns: `[.., d_output]`
+    fn amp_linear(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: Option<FloatTensor<Self>>,
+        compute: FloatDType,
+    ) -> FloatTensor<Self> {
+        Self::linear(
+            to::<Self>(x, compute),
+            to::<Self>(weight, compute),
+            bias.map(|bias| to::<Self>(bias, compute)),
+        )
+    }
+
+    convolutions! {
+        /// Convolution over one dimension in the `compute` type, which the result has too.
+        ///
+        /// # Shapes
+        ///
+        /// - x: `[batch, channels_in, length]`, weight: `[channels_out, channels_in / groups, kernel]`
+        /// - returns: `[batch, channels_out, length_out]`
+        fn amp_conv1d = conv1d(ConvOptions<1>);
+        /// Convolution over two dimensions; see [`amp_conv1d`](AmpBackend::amp_conv1d).
+        fn amp_conv2d = conv2d(ConvOptions<2>);
+        /// Convolution over three dimensions; see [`amp_conv1d`](AmpBackend::amp_conv1d).
+        fn amp_conv3d = conv3d(ConvOptions<3>);
+        /// Transposed convolution over one dimension in the `compute` type, which the result has too.
+        ///
+        /// # Shapes
+        ///
+        /// - x: `[batch, channels_in, length]`, weight: `[channels_in, channels_out / groups, kernel]`
+        /// - returns: `[batch, channels_out, length_out]`
+        fn amp_conv_transpose1d = conv_transpose1d(ConvTransposeOptions<1>);
+        /// Transposed convolution over two dimensions; see
+        /// [`amp_conv_transpose1d`](AmpBackend::amp_conv_transpose1d).
+        fn amp_conv_transpose2d = conv_transpose2d(ConvTransposeOptions<2>);
+        /// Transposed convolution over three dimensions; see
+        /// [`amp_conv_transpose1d`](AmpBackend::amp_conv_transpose1d).
+        fn amp_conv_transpose3d = conv_transpose3d(ConvTransposeOptions<3>);
+    }
+
+    /// Attention with products in the `compute` type, which the result has too, and softmax in f32.
+    /// A row with everything masked gives zeros.
+    ///
+    /// The default runs the backend's own attention on operands of the compute type.
+    ///
+    /// # Shapes
+    ///
+    /// - query: `[batch, heads, queries, d_head]`, key: `[batch, heads, keys, d_head]`,
+    ///   value: `[batch, heads, keys, d_value]`
+    /// - mask (true hides a key), bias: `[batch, heads, queries, keys]`, or 1 where they broadcast
+    /// - returns: `[batch, heads, queries, d_value]`
+    fn amp_attention(
+        operands: Attention<Self>,
+        options: AttentionModuleOptions,
+        compute: FloatDType,
+    ) -> FloatTensor<Self> {
+        let Attention {
+            query,
+            key,
+            value,
+            mask,
+            bias,
+        } = operands;
+        let bias = bias.map(|bias| saturated::<Self>(bias, compute));
+        let [query, key, value] = [query, key, value].map(|operand| to::<Self>(operand, compute));
+        Self::attention(query, key, value, mask, bias, options)
+    }
+
+    // Elementwise arithmetic of two types
+
+    /// Product of operands that broadcast, computed in the wider of their types and stored in `out`;
+    /// a finite value beyond the range of `out` becomes its largest.
+    ///
+    /// # Shapes
+    ///
+    /// - lhs, rhs: any that broadcast
+    fn amp_mul(
+        lhs: FloatTensor<Self>,
+        rhs: FloatTensor<Self>,
+        out: FloatDType,
+    ) -> FloatTensor<Self> {
+        let [lhs, rhs] = in_wider::<Self>(lhs, rhs);
+        saturated::<Self>(Self::float_mul(lhs, rhs), out)
+    }
+
+    /// Quotient of operands that broadcast; see [`amp_mul`](AmpBackend::amp_mul).
+    fn amp_div(
+        lhs: FloatTensor<Self>,
+        rhs: FloatTensor<Self>,
+        out: FloatDType,
+    ) -> FloatTensor<Self> {
+        let [lhs, rhs] = in_wider::<Self>(lhs, rhs);
+        saturated::<Self>(Self::float_div(lhs, rhs), out)
+    }
+
+    // Activations
+
+    /// GELU, computed in f32 and stored in the operand's type.
+    ///
+    /// # Shapes
+    ///
+    /// - tensor: any
+    /// - returns: the same
+    fn amp_gelu(tensor: FloatTensor<Self>) -> FloatTensor<Self> {
+        let dtype = tensor.dtype().into();
+        to::<Self>(Self::gelu(widen::<Self>(tensor)), dtype)
+    }
+
+    /// `grad` times the derivative of GELU at `x`: Φ(x) + x φ(x), with the normal distribution and its
+    /// density. Computed in f32, where it is finite for every finite f16 and for |x| up to 1e19 in
+    /// bf16; stored in the type of `x`.
+    ///
+    /// # Shapes
+    ///
+    /// - x, grad: the same
+    fn amp_gelu_backward(x: FloatTensor<Self>, grad: FloatTensor<Self>) -> FloatTensor<Self> {
+        composed::gelu_backward::<Self>(x, grad)
+    }
+
+    /// The larger of `tensor` and zero. Under autodiff the result is kept, not the operand: the next
+    /// layer keeps it too.
+    ///
+    /// # Shapes
+    ///
+    /// - tensor: any
+    /// - returns: the same
+    fn amp_relu(tensor: FloatTensor<Self>) -> FloatTensor<Self> {
+        Self::relu(tensor)
+    }
+
+    // Rows: norms and softmax
+
+    /// Normalizes over the last dimension: `(x - mean) / sqrt(variance + epsilon) * gamma + beta`, in
+    /// f32 from whatever comes in; the result is f32.
+    ///
+    /// # Shapes
+    ///
+    /// - tensor: `[.., d_model]`, gamma, beta: `[d_model]`
     /// - returns: `[.., d_model]`
     fn amp_layer_norm(
         tensor: FloatTensor<Self>,
@@ -83,8 +274,142 @@ pub trait AmpBackend: Backend {
         beta: Option<FloatTensor<Self>>,
         epsilon: f64,
     ) -> FloatTensor<Self> {
-        Self::layer_norm(tensor, gamma, beta, epsilon)
+        Self::amp_layer_norm_forward(tensor, gamma, beta, epsilon).output
     }
+
+    /// As [`amp_layer_norm`](AmpBackend::amp_layer_norm), with what backward needs of each row.
+    ///
+    /// The variance must not cancel for rows whose mean is large beside it.
+    fn amp_layer_norm_forward(
+        tensor: FloatTensor<Self>,
+        gamma: FloatTensor<Self>,
+        beta: Option<FloatTensor<Self>>,
+        epsilon: f64,
+    ) -> LayerNorm<Self> {
+        composed::layer_norm::<Self>(tensor, gamma, beta, epsilon)
+    }
+
+    /// The gradients of a layer norm. That of `x` has the type of `x`, the others f32.
+    ///
+    /// # Shapes
+    ///
+    /// - x, grad: `[.., d_model]`, gamma: `[d_model]`, mean, inv_deviation: `[.., 1]`
+    fn amp_layer_norm_backward(
+        x: FloatTensor<Self>,
+        gamma: FloatTensor<Self>,
+        moments: Moments<Self>,
+        grad: FloatTensor<Self>,
+    ) -> LayerNormGrads<Self> {
+        composed::layer_norm_backward::<Self>(x, gamma, moments, grad)
+    }
+
+    /// Softmax over dimension `dim` in f32; the result is f32.
+    ///
+    /// # Shapes
+    ///
+    /// - tensor: any
+    /// - returns: the same
+    fn amp_softmax(tensor: FloatTensor<Self>, dim: usize) -> FloatTensor<Self> {
+        Self::softmax(widen::<Self>(tensor), dim)
+    }
+
+    /// The gradient of a softmax, from its result `output`: `y (g - Σ y g / Σ y)`, in f32, stored in
+    /// type `out`. A result that was rounded does not sum to one; the division makes up for it.
+    ///
+    /// # Shapes
+    ///
+    /// - output, grad: the same
+    fn amp_softmax_backward(
+        output: FloatTensor<Self>,
+        grad: FloatTensor<Self>,
+        dim: usize,
+        out: FloatDType,
+    ) -> FloatTensor<Self> {
+        composed::softmax_backward::<Self>(output, grad, dim, out)
+    }
+
+    /// Logarithm of softmax over dimension `dim` in f32; the result is f32.
+    ///
+    /// # Shapes
+    ///
+    /// - tensor: any
+    /// - returns: the same
+    fn amp_log_softmax(tensor: FloatTensor<Self>, dim: usize) -> FloatTensor<Self> {
+        Self::amp_log_softmax_forward(tensor, dim).0
+    }
+
+    /// As [`amp_log_softmax`](AmpBackend::amp_log_softmax), with what backward needs of each row:
+    /// log Σ exp(x - max x), in f32.
+    ///
+    /// # Shapes
+    ///
+    /// - tensor: any
+    /// - returns: the same, and with size 1 in dimension `dim`
+    fn amp_log_softmax_forward(
+        tensor: FloatTensor<Self>,
+        dim: usize,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        composed::log_softmax::<Self>(tensor, dim)
+    }
+
+    /// The gradient of a log-softmax, `g - exp(x - max x - log_sum) Σ g`, in f32, stored in the type of
+    /// `x`.
+    ///
+    /// # Shapes
+    ///
+    /// - x, grad: the same; log_sum: the same with size 1 in dimension `dim`
+    fn amp_log_softmax_backward(
+        x: FloatTensor<Self>,
+        log_sum: FloatTensor<Self>,
+        grad: FloatTensor<Self>,
+        dim: usize,
+    ) -> FloatTensor<Self> {
+        composed::log_softmax_backward::<Self>(x, log_sum, grad, dim)
+    }
+}
+
+/// The operands of an attention, in any float types.
+#[derive(Debug, Clone)]
+pub struct Attention<B: Backend> {
+    /// `[batch, heads, queries, d_head]`
+    pub query: FloatTensor<B>,
+    /// `[batch, heads, keys, d_head]`
+    pub key: FloatTensor<B>,
+    /// `[batch, heads, keys, d_value]`
+    pub value: FloatTensor<B>,
+    /// True hides a key from a query; `[batch, heads, queries, keys]`, or 1 where it broadcasts.
+    pub mask: Option<BoolTensor<B>>,
+    /// Added to the scores; shaped as the mask.
+    pub bias: Option<FloatTensor<B>>,
+}
+
+/// The statistics of each row of a layer norm, in f32.
+#[derive(Debug, Clone)]
+pub struct Moments<B: Backend> {
+    /// `[.., 1]`
+    pub mean: FloatTensor<B>,
+    /// One over the square root of the variance plus epsilon; `[.., 1]`.
+    pub inv_deviation: FloatTensor<B>,
+}
+
+/// A layer norm's result, in f32, and its statistics.
+#[derive(Debug, Clone)]
+pub struct LayerNorm<B: Backend> {
+    /// `[.., d_model]`
+    pub output: FloatTensor<B>,
+    /// What backward needs.
+    pub moments: Moments<B>,
+}
+
+/// The gradients of a layer norm.
+#[derive(Debug, Clone)]
+pub struct LayerNormGrads<B: Backend> {
+    /// `[.., d_model]`, in the type of the operand.
+    pub x: FloatTensor<B>,
+    /// `[d_model]`, in f32.
+    pub gamma: FloatTensor<B>,
+    /// `[d_model]`, in f32.
+    pub beta: FloatTensor<B>,
 }
 
 /// The largest finite value of a type that f32 values can exceed.

@@ -25,6 +25,25 @@ macro_rules! cast {
     )*};
 }
 
+/// As [`cast`]; where the rule lowers the op, our own runs, which takes operands in any type.
+macro_rules! lower {
+    ($(fn $name:ident = $lowered:ident[$($x:ident),+ $(; $opt:ident)?]
+        ($($arg:ident: $ty:ty),* $(,)?) -> $ret:ty;)*) => {$(
+        fn $name($($arg: $ty),*) -> $ret {
+            if operands::pass::<B, _, _>([$(&$x),+], [$($opt.as_ref())?]) {
+                return B::$name($($arg),*);
+            }
+            let rule = operands::lowered::<B, _, _>(Op::$name, [$(&$x),+], [$($opt.as_ref())?]);
+            if let Some(compute) = rule {
+                return B::$lowered($($arg,)* compute);
+            }
+            let ([$($x),+], [$($opt)?], store) =
+                operands::cast::<B, _, _>(Op::$name, [$($x),+], [$($opt)?]);
+            store.finish::<B>(B::$name($($arg),*))
+        }
+    )*};
+}
+
 /// As [`cast`], for results that are not one float tensor: they keep the type they come in.
 macro_rules! cast_inputs {
     ($(fn $name:ident[$($x:ident),+ $(; $($opt:ident),+)?]
@@ -70,4 +89,4 @@ macro_rules! with_scalar {
     )*};
 }
 
-pub(super) use {cast, cast_inputs, elementwise, forward, with_scalar};
+pub(super) use {cast, cast_inputs, elementwise, forward, lower, with_scalar};

@@ -13,6 +13,25 @@ use super::{Amp, AmpBackend, scalar};
 use crate::counters;
 use crate::policy::{self, Op, is_half};
 
+/// Delegates products and quotients, whose operands backward needs.
+macro_rules! scaling {
+    ($(fn $name:ident = $of_two_types:ident;)*) => {$(
+        fn $name(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>) -> FloatTensor<Self> {
+            if operands::pass::<B, 2, 0>([&lhs, &rhs], []) {
+                return B::$name(lhs, rhs);
+            }
+            match operands::result_of_two::<B>(Op::$name, &lhs, &rhs) {
+                Some(out) => B::$of_two_types(lhs, rhs, out),
+                None => {
+                    let ([lhs, rhs], store) =
+                        operands::elementwise::<B>(Op::$name, [lhs, rhs], None);
+                    store.finish::<B>(B::$name(lhs, rhs))
+                }
+            }
+        }
+    )*};
+}
+
 /// Delegates a comparison with a scalar.
 macro_rules! compare_with_scalar {
     ($(fn $name:ident;)*) => {$(
@@ -28,12 +47,6 @@ impl<B: AmpBackend> FloatTensorOps<Self> for Amp<B> {
 
     forward! {
         fn float_from_data(data: TensorData, device: &Device<Self>) -> FloatTensor<Self>;
-        fn float_random(
-            shape: Shape,
-            distribution: Distribution,
-            device: &Device<Self>,
-            dtype: FloatDType,
-        ) -> FloatTensor<Self>;
         fn float_zeros(shape: Shape, device: &Device<Self>, dtype: FloatDType) -> FloatTensor<Self>;
         fn float_ones(shape: Shape, device: &Device<Self>, dtype: FloatDType) -> FloatTensor<Self>;
         fn float_full(
@@ -54,6 +67,20 @@ impl<B: AmpBackend> FloatTensorOps<Self> for Amp<B> {
         fn float_is_require_grad(tensor: &FloatTensor<Self>) -> bool;
     }
 
+    fn float_random(
+        shape: Shape,
+        distribution: Distribution,
+        device: &Device<Self>,
+        dtype: FloatDType,
+    ) -> FloatTensor<Self> {
+        let tensor = B::float_random(shape, distribution, device, dtype);
+        // A dropout mask: zeros and ones.
+        if let Distribution::Bernoulli(_) = distribution {
+            B::amp_note_exact(&tensor);
+        }
+        tensor
+    }
+
     fn float_cast(tensor: FloatTensor<Self>, dtype: FloatDType) -> FloatTensor<Self> {
         B::amp_cast(tensor, dtype)
     }
@@ -67,11 +94,18 @@ impl<B: AmpBackend> FloatTensorOps<Self> for Amp<B> {
 
     // Matrix products
 
+    fn float_matmul(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>) -> FloatTensor<Self> {
+        if operands::pass::<B, 2, 0>([&lhs, &rhs], []) {
+            return B::float_matmul(lhs, rhs);
+        }
+        if let Some(compute) = operands::lowered::<B, 2, 0>(Op::float_matmul, [&lhs, &rhs], []) {
+            return B::amp_matmul(lhs, rhs, compute, compute);
+        }
+        let ([lhs, rhs], [], store) = operands::cast::<B, 2, 0>(Op::float_matmul, [lhs, rhs], []);
+        store.finish::<B>(B::float_matmul(lhs, rhs))
+    }
+
     cast! {
-        fn float_matmul[lhs, rhs](
-            lhs: FloatTensor<Self>,
-            rhs: FloatTensor<Self>,
-        ) -> FloatTensor<Self>;
         fn float_cross[lhs, rhs](
             lhs: FloatTensor<Self>,
             rhs: FloatTensor<Self>,
@@ -84,11 +118,14 @@ impl<B: AmpBackend> FloatTensorOps<Self> for Amp<B> {
     elementwise! {
         fn float_add(lhs, rhs);
         fn float_sub(lhs, rhs);
-        fn float_mul(lhs, rhs);
-        fn float_div(lhs, rhs);
         fn float_remainder(lhs, rhs);
         fn float_powf(lhs, rhs);
         fn float_atan2(lhs, rhs);
+    }
+
+    scaling! {
+        fn float_mul = amp_mul;
+        fn float_div = amp_div;
     }
 
     with_scalar! {

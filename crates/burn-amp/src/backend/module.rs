@@ -4,8 +4,11 @@ use burn::tensor::ops::{
     MaxPool1dWithIndices, MaxPool2dBackward, MaxPool2dWithIndices, ModuleOps, UnfoldOptions,
 };
 
-use super::delegate::{cast, cast_inputs};
-use super::{Amp, AmpBackend, attention, operands};
+use burn::tensor::{DType, TensorMetadata};
+
+use super::amp_backend::Attention;
+use super::delegate::{cast, cast_inputs, lower};
+use super::{Amp, AmpBackend, operands};
 use crate::policy::{Op, Rule};
 
 impl<B: AmpBackend> ModuleOps<Self> for Amp<B> {
@@ -27,7 +30,24 @@ impl<B: AmpBackend> ModuleOps<Self> for Amp<B> {
         attn_bias: Option<FloatTensor<Self>>,
         options: AttentionModuleOptions,
     ) -> FloatTensor<Self> {
-        attention::attention::<B>(query, key, value, mask, attn_bias, options)
+        let rule = operands::lowered::<B, 3, 1>(
+            Op::attention,
+            [&query, &key, &value],
+            [attn_bias.as_ref()],
+        );
+        if let Some(compute) = rule {
+            let operands = Attention {
+                query,
+                key,
+                value,
+                mask,
+                bias: attn_bias,
+            };
+            return B::amp_attention(operands, options, compute);
+        }
+        let ([query, key, value], [bias], store) =
+            operands::cast::<B, 3, 1>(Op::attention, [query, key, value], [attn_bias]);
+        store.finish::<B>(B::attention(query, key, value, mask, bias, options))
     }
 
     fn layer_norm(
@@ -37,14 +57,63 @@ impl<B: AmpBackend> ModuleOps<Self> for Amp<B> {
         epsilon: f64,
     ) -> FloatTensor<Self> {
         let rule = operands::rule::<B>(Op::layer_norm, &tensor);
-        let ([tensor, gamma], [beta], store) =
-            operands::cast_by::<B, 2, 1>(rule, [tensor, gamma], [beta]);
-        let normalized = if rule == Rule::Off {
-            B::layer_norm(tensor, gamma, beta, epsilon)
-        } else {
-            B::amp_layer_norm(tensor, gamma, beta, epsilon)
-        };
-        store.finish::<B>(normalized)
+        let is_f64 = |dtype| dtype == DType::F64;
+        let is_below_f64 =
+            !is_f64(gamma.dtype()) && !beta.as_ref().is_some_and(|beta| is_f64(beta.dtype()));
+        match rule {
+            Rule::Full if is_below_f64 || is_f64(tensor.dtype()) => {
+                B::amp_layer_norm(tensor, gamma, beta, epsilon)
+            }
+            _ => {
+                let ([tensor, gamma], [beta], store) =
+                    operands::cast_by::<B, 2, 1>(Op::layer_norm, rule, [tensor, gamma], [beta]);
+                store.finish::<B>(B::layer_norm(tensor, gamma, beta, epsilon))
+            }
+        }
+    }
+
+    lower! {
+        fn linear = amp_linear[x, weight; bias](
+            x: FloatTensor<Self>,
+            weight: FloatTensor<Self>,
+            bias: Option<FloatTensor<Self>>,
+        ) -> FloatTensor<Self>;
+        fn conv1d = amp_conv1d[x, weight; bias](
+            x: FloatTensor<Self>,
+            weight: FloatTensor<Self>,
+            bias: Option<FloatTensor<Self>>,
+            options: ConvOptions<1>,
+        ) -> FloatTensor<Self>;
+        fn conv2d = amp_conv2d[x, weight; bias](
+            x: FloatTensor<Self>,
+            weight: FloatTensor<Self>,
+            bias: Option<FloatTensor<Self>>,
+            options: ConvOptions<2>,
+        ) -> FloatTensor<Self>;
+        fn conv3d = amp_conv3d[x, weight; bias](
+            x: FloatTensor<Self>,
+            weight: FloatTensor<Self>,
+            bias: Option<FloatTensor<Self>>,
+            options: ConvOptions<3>,
+        ) -> FloatTensor<Self>;
+        fn conv_transpose1d = amp_conv_transpose1d[x, weight; bias](
+            x: FloatTensor<Self>,
+            weight: FloatTensor<Self>,
+            bias: Option<FloatTensor<Self>>,
+            options: ConvTransposeOptions<1>,
+        ) -> FloatTensor<Self>;
+        fn conv_transpose2d = amp_conv_transpose2d[x, weight; bias](
+            x: FloatTensor<Self>,
+            weight: FloatTensor<Self>,
+            bias: Option<FloatTensor<Self>>,
+            options: ConvTransposeOptions<2>,
+        ) -> FloatTensor<Self>;
+        fn conv_transpose3d = amp_conv_transpose3d[x, weight; bias](
+            x: FloatTensor<Self>,
+            weight: FloatTensor<Self>,
+            bias: Option<FloatTensor<Self>>,
+            options: ConvTransposeOptions<3>,
+        ) -> FloatTensor<Self>;
     }
 
     cast! {
@@ -52,11 +121,6 @@ impl<B: AmpBackend> ModuleOps<Self> for Amp<B> {
             weights: FloatTensor<Self>,
             output_grad: FloatTensor<Self>,
             indices: IntTensor<Self>,
-        ) -> FloatTensor<Self>;
-        fn linear[x, weight; bias](
-            x: FloatTensor<Self>,
-            weight: FloatTensor<Self>,
-            bias: Option<FloatTensor<Self>>,
         ) -> FloatTensor<Self>;
         fn linear_x_backward[weight, output_grad](
             weight: FloatTensor<Self>,
@@ -67,12 +131,6 @@ impl<B: AmpBackend> ModuleOps<Self> for Amp<B> {
             output_grad: FloatTensor<Self>,
         ) -> FloatTensor<Self>;
         fn linear_bias_backward[output_grad](output_grad: FloatTensor<Self>) -> FloatTensor<Self>;
-        fn conv1d[x, weight; bias](
-            x: FloatTensor<Self>,
-            weight: FloatTensor<Self>,
-            bias: Option<FloatTensor<Self>>,
-            options: ConvOptions<1>,
-        ) -> FloatTensor<Self>;
         fn conv1d_x_backward[x, weight, output_grad](
             x: FloatTensor<Self>,
             weight: FloatTensor<Self>,
@@ -89,12 +147,6 @@ impl<B: AmpBackend> ModuleOps<Self> for Amp<B> {
             x: FloatTensor<Self>,
             bias: FloatTensor<Self>,
             output_grad: FloatTensor<Self>,
-        ) -> FloatTensor<Self>;
-        fn conv2d[x, weight; bias](
-            x: FloatTensor<Self>,
-            weight: FloatTensor<Self>,
-            bias: Option<FloatTensor<Self>>,
-            options: ConvOptions<2>,
         ) -> FloatTensor<Self>;
         fn conv2d_x_backward[x, weight, output_grad](
             x: FloatTensor<Self>,
@@ -121,12 +173,6 @@ impl<B: AmpBackend> ModuleOps<Self> for Amp<B> {
             bias: Option<FloatTensor<Self>>,
             options: DeformConvOptions<2>,
         ) -> FloatTensor<Self>;
-        fn conv3d[x, weight; bias](
-            x: FloatTensor<Self>,
-            weight: FloatTensor<Self>,
-            bias: Option<FloatTensor<Self>>,
-            options: ConvOptions<3>,
-        ) -> FloatTensor<Self>;
         fn conv3d_x_backward[x, weight, output_grad](
             x: FloatTensor<Self>,
             weight: FloatTensor<Self>,
@@ -144,12 +190,6 @@ impl<B: AmpBackend> ModuleOps<Self> for Amp<B> {
             bias: FloatTensor<Self>,
             output_grad: FloatTensor<Self>,
         ) -> FloatTensor<Self>;
-        fn conv_transpose1d[x, weight; bias](
-            x: FloatTensor<Self>,
-            weight: FloatTensor<Self>,
-            bias: Option<FloatTensor<Self>>,
-            options: ConvTransposeOptions<1>,
-        ) -> FloatTensor<Self>;
         fn conv_transpose1d_x_backward[weight, output_grad](
             weight: FloatTensor<Self>,
             output_grad: FloatTensor<Self>,
@@ -166,12 +206,6 @@ impl<B: AmpBackend> ModuleOps<Self> for Amp<B> {
             bias: FloatTensor<Self>,
             output_grad: FloatTensor<Self>,
         ) -> FloatTensor<Self>;
-        fn conv_transpose2d[x, weight; bias](
-            x: FloatTensor<Self>,
-            weight: FloatTensor<Self>,
-            bias: Option<FloatTensor<Self>>,
-            options: ConvTransposeOptions<2>,
-        ) -> FloatTensor<Self>;
         fn conv_transpose2d_x_backward[weight, output_grad](
             weight: FloatTensor<Self>,
             output_grad: FloatTensor<Self>,
@@ -187,12 +221,6 @@ impl<B: AmpBackend> ModuleOps<Self> for Amp<B> {
             x: FloatTensor<Self>,
             bias: FloatTensor<Self>,
             output_grad: FloatTensor<Self>,
-        ) -> FloatTensor<Self>;
-        fn conv_transpose3d[x, weight; bias](
-            x: FloatTensor<Self>,
-            weight: FloatTensor<Self>,
-            bias: Option<FloatTensor<Self>>,
-            options: ConvTransposeOptions<3>,
         ) -> FloatTensor<Self>;
         fn conv_transpose3d_x_backward[weight, output_grad](
             weight: FloatTensor<Self>,

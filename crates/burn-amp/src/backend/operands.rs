@@ -31,10 +31,7 @@ impl Store {
         match self {
             Store::AsComputed => result,
             Store::Rounded(dtype) => to::<B>(result, dtype),
-            Store::Saturated(dtype) => {
-                counters::count_cast();
-                B::amp_cast_saturating(result, dtype)
-            }
+            Store::Saturated(dtype) => saturated::<B>(result, dtype),
         }
     }
 }
@@ -81,13 +78,66 @@ pub(super) fn pass<B: AmpBackend, const N: usize, const M: usize>(
         .all(|operand| operand.dtype() == dtype)
 }
 
+/// The type that a product of these operands is lowered to, if the rule lowers it.
+#[inline]
+pub(super) fn lowered<B: AmpBackend, const N: usize, const M: usize>(
+    op: Op,
+    operands: [&FloatTensor<B>; N],
+    optional: [Option<&FloatTensor<B>>; M],
+) -> Option<FloatDType> {
+    match rule::<B>(op, operands[0]) {
+        Rule::Lower(half) if none_is_f64::<B, N, M>(operands, optional) => Some(half.dtype()),
+        _ => None,
+    }
+}
+
+fn none_is_f64<B: AmpBackend, const N: usize, const M: usize>(
+    operands: [&FloatTensor<B>; N],
+    optional: [Option<&FloatTensor<B>>; M],
+) -> bool {
+    operands
+        .iter()
+        .chain(optional.iter().flatten())
+        .all(|operand| operand.dtype() != DType::F64)
+}
+
 /// Casts a tensor if it has another type.
-pub(super) fn to<B: AmpBackend>(tensor: FloatTensor<B>, dtype: FloatDType) -> FloatTensor<B> {
+pub(crate) fn to<B: AmpBackend>(tensor: FloatTensor<B>, dtype: FloatDType) -> FloatTensor<B> {
     if tensor.dtype() == DType::from(dtype) {
         return tensor;
     }
     counters::count_cast();
     B::amp_cast(tensor, dtype)
+}
+
+/// As [`to`], for an op that keeps its operands for backward.
+fn to_operand<B: AmpBackend>(tensor: FloatTensor<B>, dtype: FloatDType) -> FloatTensor<B> {
+    if tensor.dtype() == DType::from(dtype) {
+        return tensor;
+    }
+    counters::count_cast();
+    B::amp_cast_operand(tensor, dtype)
+}
+
+/// As [`to`]; a finite value beyond the range becomes the largest finite one.
+pub(super) fn saturated<B: AmpBackend>(
+    tensor: FloatTensor<B>,
+    dtype: FloatDType,
+) -> FloatTensor<B> {
+    if tensor.dtype() == DType::from(dtype) {
+        return tensor;
+    }
+    counters::count_cast();
+    B::amp_cast_saturating(tensor, dtype)
+}
+
+/// Casts the operand with the narrower type to the type of the other.
+pub(super) fn in_wider<B: AmpBackend>(
+    lhs: FloatTensor<B>,
+    rhs: FloatTensor<B>,
+) -> [FloatTensor<B>; 2] {
+    let dtype = wider(lhs.dtype(), rhs.dtype()).into();
+    [to::<B>(lhs, dtype), to::<B>(rhs, dtype)]
 }
 
 /// Casts an f32 or half tensor to a half type.
@@ -99,7 +149,7 @@ pub(super) fn lower<B: AmpBackend>(tensor: FloatTensor<B>, half: Half) -> FloatT
 }
 
 /// Casts a half tensor to f32.
-pub(super) fn widen<B: AmpBackend>(tensor: FloatTensor<B>) -> FloatTensor<B> {
+pub(crate) fn widen<B: AmpBackend>(tensor: FloatTensor<B>) -> FloatTensor<B> {
     if is_half(tensor.dtype()) {
         return to::<B>(tensor, FloatDType::F32);
     }
@@ -107,7 +157,7 @@ pub(super) fn widen<B: AmpBackend>(tensor: FloatTensor<B>) -> FloatTensor<B> {
 }
 
 /// The type in which values of both types are exact.
-pub(super) fn wider(a: DType, b: DType) -> DType {
+pub(crate) fn wider(a: DType, b: DType) -> DType {
     match (a, b) {
         (a, b) if a == b => a,
         (DType::F64, _) | (_, DType::F64) => DType::F64,
@@ -148,11 +198,12 @@ pub(super) fn cast<B: AmpBackend, const N: usize, const M: usize>(
     if N + M == 1 && matches!(rule, Rule::Off | Rule::Native) {
         return (operands, optional, Store::AsComputed);
     }
-    cast_by::<B, N, M>(rule, operands, optional)
+    cast_by::<B, N, M>(op, rule, operands, optional)
 }
 
 /// As [`cast`], for a rule that is known.
 pub(super) fn cast_by<B: AmpBackend, const N: usize, const M: usize>(
+    op: Op,
     rule: Rule,
     operands: [FloatTensor<B>; N],
     optional: [Option<FloatTensor<B>>; M],
@@ -165,10 +216,38 @@ pub(super) fn cast_by<B: AmpBackend, const N: usize, const M: usize>(
         return (operands, optional, Store::AsComputed);
     };
     let store = Store::of(rule, operands[0].dtype(), target);
+    let to = if keeps_no_operand(op) {
+        to::<B>
+    } else {
+        to_operand::<B>
+    };
     (
-        operands.map(|operand| to::<B>(operand, target.into())),
-        optional.map(|operand| operand.map(|operand| to::<B>(operand, target.into()))),
+        operands.map(|operand| to(operand, target.into())),
+        optional.map(|operand| operand.map(|operand| to(operand, target.into()))),
         store,
+    )
+}
+
+/// Ops whose nodes in Burn's graph keep no float operand for backward: a cast before them has nothing
+/// to be computed again for.
+fn keeps_no_operand(op: Op) -> bool {
+    matches!(
+        op,
+        Op::float_add
+            | Op::float_sub
+            | Op::float_add_scalar
+            | Op::float_sub_scalar
+            | Op::float_mul_scalar
+            | Op::float_div_scalar
+            | Op::float_sum
+            | Op::float_sum_dim
+            | Op::float_mean
+            | Op::float_mean_dim
+            | Op::float_cumsum
+            | Op::float_mask_where
+            | Op::float_select_add
+            | Op::float_scatter_add
+            | Op::float_slice_assign
     )
 }
 
@@ -217,8 +296,27 @@ pub(super) fn elementwise<B: AmpBackend>(
         }
         _ => None,
     };
-    let (operands, [], computed) = cast_by::<B, 2, 0>(rule, operands, []);
+    let (operands, [], computed) = cast_by::<B, 2, 0>(op, rule, operands, []);
     (operands, store.unwrap_or(computed))
+}
+
+/// The type of a product or quotient of operands that are not both half, under mixed precision.
+#[inline]
+pub(super) fn result_of_two<B: AmpBackend>(
+    op: Op,
+    lhs: &FloatTensor<B>,
+    rhs: &FloatTensor<B>,
+) -> Option<FloatDType> {
+    let dtypes = [lhs.dtype(), rhs.dtype()];
+    if (dtypes[0] == dtypes[1] && is_half(dtypes[0])) || rule::<B>(op, lhs) != Rule::Native {
+        return None;
+    }
+    let shapes = [lhs.shape(), rhs.shape()];
+    let out = (dtypes[0] != dtypes[1])
+        .then(|| full_shape_dtype(dtypes, &shapes, None))
+        .flatten()
+        .filter(|dtype| is_half(*dtype));
+    Some(out.unwrap_or_else(|| wider(dtypes[0], dtypes[1])).into())
 }
 
 /// The type of the one operand that has the shape of the result, if the other is broadcast to it.

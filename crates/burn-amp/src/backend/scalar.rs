@@ -22,7 +22,7 @@ pub(super) fn operand<B: AmpBackend>(
     scalars: &[Scalar],
 ) -> (FloatTensor<B>, Store) {
     let rule = operands::rule::<B>(op, &tensor);
-    let ([tensor], [], store) = operands::cast_by::<B, 1, 0>(rule, [tensor], []);
+    let ([tensor], [], store) = operands::cast_by::<B, 1, 0>(op, rule, [tensor], []);
     let dtype = tensor.dtype();
     if rule == Rule::Off || !is_half(dtype) || scalars.iter().all(|scalar| is_exact(*scalar, dtype))
     {
@@ -62,7 +62,7 @@ pub(super) fn filled<B: AmpBackend>(
     value: Scalar,
 ) -> (FloatTensor<B>, Scalar, Store) {
     let rule = operands::rule::<B>(op, &tensor);
-    let ([tensor], [], store) = operands::cast_by::<B, 1, 0>(rule, [tensor], []);
+    let ([tensor], [], store) = operands::cast_by::<B, 1, 0>(op, rule, [tensor], []);
     let exact: f64 = value.elem();
     let value = match half_max(tensor.dtype()) {
         Some(max) if rule != Rule::Off && exact.is_finite() => exact.clamp(-max, max).into(),
@@ -77,7 +77,7 @@ pub(super) fn clamped<B: AmpBackend>(
     tensor: FloatTensor<B>,
 ) -> (FloatTensor<B>, Bounds, Store) {
     let rule = operands::rule::<B>(op, &tensor);
-    let ([tensor], [], store) = operands::cast_by::<B, 1, 0>(rule, [tensor], []);
+    let ([tensor], [], store) = operands::cast_by::<B, 1, 0>(op, rule, [tensor], []);
     let dtype = tensor.dtype();
     let half = (rule != Rule::Off && is_half(dtype)).then_some(dtype);
     (tensor, Bounds { half }, store)

@@ -149,7 +149,17 @@ fn weights(dtype: DType) -> Value {
 
 fn check(case: Case, mode: Mode, tolerance: f64) {
     let half = mode.half().expect("mixed precision");
-    let (expected, expected_gradients) = run::<Plain>(case, &inputs(case, DType::F64));
+    let (expected, mut expected_gradients) = run::<Plain>(case, &inputs(case, DType::F64));
+    // Plain Burn gives NaN for a few of the biases in rows that are masked altogether.
+    for value in expected_gradients
+        .iter_mut()
+        .skip(3)
+        .flat_map(|bias| &mut bias.values)
+    {
+        if value.is_nan() {
+            *value = 0.0;
+        }
+    }
 
     for dtype in [DType::F32, half] {
         let (output, gradients) = mode.run(|| run::<Ours>(case, &inputs(case, dtype)));

@@ -142,6 +142,20 @@ impl Case {
         self.mode.run(|| differentiate::<B>(self.op, &self.inputs))
     }
 
+    /// The results bit by bit; close, where mixed precision runs an op of its own.
+    fn check_outputs(
+        &self,
+        outputs: &[Value],
+        control: &[Value],
+        own: &[Op],
+    ) -> Result<(), String> {
+        if self.mode == Mode::Off || !own.contains(&self.op) {
+            return self.check_same(outputs, control);
+        }
+        self.check_types(outputs)?;
+        self.check_close(&outputs[0], &control[0])
+    }
+
     /// The types of the results, and every bit of them.
     fn check_same(&self, outputs: &[Value], control: &[Value]) -> Result<(), String> {
         self.check_types(outputs)?;
@@ -226,12 +240,9 @@ fn should_have_a_case_for_every_op_but_those_that_are_listed() {
 fn should_equal_the_explicitly_cast_control_without_autodiff() {
     check_all(ops_with_case(), |case| {
         let (outputs, control) = (case.run::<Amp<Flex>>(), case.control::<Flex>());
-        // On Flex it is computed by itself: Flex takes the variance as E[x²] - E[x]².
-        if case.op == Op::layer_norm && case.mode != Mode::Off {
-            case.check_types(&outputs)?;
-            return case.check_close(&outputs[0], &control[0]);
-        }
-        case.check_same(&outputs, &control)
+        // On Flex these are our own. It takes a norm's variance as E[x²] - E[x]², and rounds a linear
+        // layer's result twice, before and after the bias.
+        case.check_outputs(&outputs, &control, &[Op::layer_norm, Op::linear])
     });
 }
 
@@ -244,7 +255,15 @@ fn should_equal_the_explicitly_cast_control_in_the_recommended_order() {
         if case.op == Op::attention && case.mode.half() == Some(case.expected.compute) {
             return case.check_types(&outputs);
         }
-        case.check_same(&outputs, &control)?;
+        // Burn's autodiff composes the softmaxes of other ops; here they are one.
+        let own = [
+            Op::layer_norm,
+            Op::linear,
+            Op::softmax,
+            Op::softmin,
+            Op::log_softmax,
+        ];
+        case.check_outputs(&outputs, &control, &own)?;
         check_grads(case, &grads, &control_grads)
     });
 }

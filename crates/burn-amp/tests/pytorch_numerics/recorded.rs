@@ -135,6 +135,22 @@ pub struct NetworkTensors<T> {
     pub b2: T,
 }
 
+impl NetworkRun {
+    /// The recorded gradients.
+    pub fn gradients(&self) -> NetworkTensors<Vec<f64>> {
+        let NetworkTensors { x, w1, b1, w2, b2 } = &self.grads_unscaled;
+        NetworkTensors { x, w1, b1, w2, b2 }.map(Output::values)
+    }
+}
+
+impl<T> NetworkTensors<T> {
+    pub fn map<U>(self, f: impl FnMut(T) -> U) -> NetworkTensors<U> {
+        let Self { x, w1, b1, w2, b2 } = self;
+        let [x, w1, b1, w2, b2] = [x, w1, b1, w2, b2].map(f);
+        NetworkTensors { x, w1, b1, w2, b2 }
+    }
+}
+
 /// A gradient on its way through a low-precision linear layer.
 #[derive(Debug, Deserialize)]
 pub struct Underflow {

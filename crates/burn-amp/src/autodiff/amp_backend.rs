@@ -1,0 +1,119 @@
+//! What mixed precision records in Burn's graph. A product, a norm, an activation is one node, with the
+//! casts of its operands inside it.
+
+use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
+use burn::tensor::FloatDType;
+use burn::tensor::ops::{AttentionModuleOptions, ConvOptions, ConvTransposeOptions, FloatTensor};
+
+use super::arithmetic::Scaling;
+use super::{Autodiffed, activation, arithmetic, attention, cast, conv, keep, product, rows};
+use crate::backend::{AmpBackend, Attention};
+
+/// Delegates convolutions to their nodes.
+macro_rules! convolutions {
+    ($(fn $name:ident = $node:ident($options:ty);)*) => {$(
+        fn $name(
+            x: FloatTensor<Self>,
+            weight: FloatTensor<Self>,
+            bias: Option<FloatTensor<Self>>,
+            options: $options,
+            compute: FloatDType,
+        ) -> FloatTensor<Self> {
+            conv::$node::<B, C>(x, weight, bias, options, compute)
+        }
+    )*};
+}
+
+impl<B: AmpBackend, C: CheckpointStrategy> AmpBackend for Autodiffed<B, C> {
+    fn amp_cast(tensor: FloatTensor<Self>, dtype: FloatDType) -> FloatTensor<Self> {
+        cast::cast::<B, C>(tensor, dtype, B::amp_cast)
+    }
+
+    fn amp_cast_saturating(tensor: FloatTensor<Self>, dtype: FloatDType) -> FloatTensor<Self> {
+        cast::cast::<B, C>(tensor, dtype, B::amp_cast_saturating)
+    }
+
+    fn amp_cast_operand(tensor: FloatTensor<Self>, dtype: FloatDType) -> FloatTensor<Self> {
+        cast::recomputed::<B, C>(tensor, dtype)
+    }
+
+    fn amp_note_exact(tensor: &FloatTensor<Self>) {
+        keep::note_exact::<B, C>(tensor);
+    }
+
+    fn amp_matmul(
+        lhs: FloatTensor<Self>,
+        rhs: FloatTensor<Self>,
+        compute: FloatDType,
+        out: FloatDType,
+    ) -> FloatTensor<Self> {
+        product::matmul::<B, C>(lhs, rhs, compute, out)
+    }
+
+    fn amp_linear(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: Option<FloatTensor<Self>>,
+        compute: FloatDType,
+    ) -> FloatTensor<Self> {
+        product::linear::<B, C>(x, weight, bias, compute)
+    }
+
+    convolutions! {
+        fn amp_conv1d = conv1d(ConvOptions<1>);
+        fn amp_conv2d = conv2d(ConvOptions<2>);
+        fn amp_conv3d = conv3d(ConvOptions<3>);
+        fn amp_conv_transpose1d = conv_transpose1d(ConvTransposeOptions<1>);
+        fn amp_conv_transpose2d = conv_transpose2d(ConvTransposeOptions<2>);
+        fn amp_conv_transpose3d = conv_transpose3d(ConvTransposeOptions<3>);
+    }
+
+    fn amp_attention(
+        operands: Attention<Self>,
+        options: AttentionModuleOptions,
+        compute: FloatDType,
+    ) -> FloatTensor<Self> {
+        attention::attention::<B, C>(operands, options, compute)
+    }
+
+    fn amp_mul(
+        lhs: FloatTensor<Self>,
+        rhs: FloatTensor<Self>,
+        out: FloatDType,
+    ) -> FloatTensor<Self> {
+        arithmetic::scaling::<B, C>(Scaling::Mul, lhs, rhs, out)
+    }
+
+    fn amp_div(
+        lhs: FloatTensor<Self>,
+        rhs: FloatTensor<Self>,
+        out: FloatDType,
+    ) -> FloatTensor<Self> {
+        arithmetic::scaling::<B, C>(Scaling::Div, lhs, rhs, out)
+    }
+
+    fn amp_gelu(tensor: FloatTensor<Self>) -> FloatTensor<Self> {
+        activation::gelu::<B, C>(tensor)
+    }
+
+    fn amp_relu(tensor: FloatTensor<Self>) -> FloatTensor<Self> {
+        activation::relu::<B, C>(tensor)
+    }
+
+    fn amp_layer_norm(
+        tensor: FloatTensor<Self>,
+        gamma: FloatTensor<Self>,
+        beta: Option<FloatTensor<Self>>,
+        epsilon: f64,
+    ) -> FloatTensor<Self> {
+        rows::layer_norm::<B, C>(tensor, gamma, beta, epsilon)
+    }
+
+    fn amp_softmax(tensor: FloatTensor<Self>, dim: usize) -> FloatTensor<Self> {
+        rows::softmax::<B, C>(tensor, dim)
+    }
+
+    fn amp_log_softmax(tensor: FloatTensor<Self>, dim: usize) -> FloatTensor<Self> {
+        rows::log_softmax::<B, C>(tensor, dim)
+    }
+}

@@ -1,0 +1,172 @@
+//! Convolutions: the input is kept in the compute type, the weight as it is; the gradients of f32
+//! weights and biases are computed in f32.
+
+use burn::backend::autodiff::checkpoint::base::Checkpointer;
+use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
+use burn::backend::autodiff::grads::Gradients;
+use burn::backend::autodiff::ops::{Backward, Ops};
+use burn::tensor::ops::{ConvOptions, ConvTransposeOptions, FloatTensor};
+use burn::tensor::{FloatDType, Shape, TensorMetadata};
+
+use super::AutodiffTensor;
+use super::keep::{Kept, Operand, record};
+use crate::backend::{AmpBackend, to, widen, wider};
+
+#[derive(Debug, Clone)]
+struct State<B: AmpBackend, O> {
+    x: Kept<B>,
+    weight: Kept<B>,
+    x_dtype: FloatDType,
+    weight_dtype: FloatDType,
+    bias_dtype: Option<FloatDType>,
+    compute: FloatDType,
+    options: O,
+}
+
+/// Defines the node of a convolution: Burn's op, ours, and the gradients of input and weight.
+macro_rules! convolution {
+    ($node:ident, $name:ident, $op:ident, $options:ty,
+        |$x:ident, $weight:ident, $grad:ident, $opt:ident| $x_backward:expr, $weight_backward:expr) => {
+        #[derive(Debug)]
+        struct $node;
+
+        impl<B: AmpBackend, const N: usize> Backward<B, N> for $node {
+            type State = State<B, $options>;
+
+            fn backward(
+                self,
+                ops: Ops<Self::State, N>,
+                grads: &mut Gradients,
+                checkpointer: &mut Checkpointer,
+            ) {
+                let state = ops.state;
+                let output_grad = grads.consume::<B>(&ops.node);
+                let mut parents = ops.parents.into_iter();
+                let [x_node, weight_node, bias_node] =
+                    std::array::from_fn(|_| parents.next().flatten());
+                let kept_x = state.x.retrieve(checkpointer);
+                let kept_weight = state.weight.retrieve(checkpointer);
+
+                if let Some(node) = x_node {
+                    let [$x, $weight, $grad] =
+                        [kept_x.clone(), kept_weight.clone(), output_grad.clone()]
+                            .map(|tensor| to::<B>(tensor, state.compute));
+                    let $opt = state.options.clone();
+                    let _ = &$x;
+                    grads.register::<B>(node.id, to::<B>($x_backward, state.x_dtype));
+                }
+                if let Some(node) = weight_node {
+                    let wide = wider(state.compute.into(), state.weight_dtype.into()).into();
+                    let [$x, $weight, $grad] = [kept_x, kept_weight, output_grad.clone()]
+                        .map(|tensor| to::<B>(tensor, wide));
+                    let $opt = state.options;
+                    grads.register::<B>(node.id, to::<B>($weight_backward, state.weight_dtype));
+                }
+                if let (Some(node), Some(dtype)) = (bias_node, state.bias_dtype) {
+                    let grad = sum_of_channels::<B>(widen::<B>(output_grad));
+                    grads.register::<B>(node.id, to::<B>(grad, dtype));
+                }
+            }
+        }
+
+        pub(super) fn $op<B: AmpBackend, C: CheckpointStrategy>(
+            x: AutodiffTensor<B, C>,
+            weight: AutodiffTensor<B, C>,
+            bias: Option<AutodiffTensor<B, C>>,
+            options: $options,
+            compute: FloatDType,
+        ) -> AutodiffTensor<B, C> {
+            fn record_convolution<B: AmpBackend, C: CheckpointStrategy, const N: usize>(
+                operands: [&AutodiffTensor<B, C>; N],
+                options: $options,
+                compute: FloatDType,
+            ) -> AutodiffTensor<B, C> {
+                let [x, weight] = [operands[0], operands[1]];
+                let bias = operands.get(2);
+                let is_tracked = operands.iter().any(|operand| operand.is_tracked());
+                let input = Operand::activation(x, compute, is_tracked);
+                let output = B::$name(
+                    input.value(),
+                    weight.primitive.clone(),
+                    bias.map(|bias| bias.primitive.clone()),
+                    options.clone(),
+                    compute,
+                );
+                record::<B, C, $node, N>($node, operands, output, |prep, _| State {
+                    x: input.keep(prep),
+                    weight: Operand::weight(weight).keep(prep),
+                    x_dtype: x.dtype().into(),
+                    weight_dtype: weight.dtype().into(),
+                    bias_dtype: bias.map(|bias| bias.dtype().into()),
+                    compute,
+                    options,
+                })
+            }
+
+            match bias {
+                Some(bias) => record_convolution::<B, C, 3>([&x, &weight, &bias], options, compute),
+                None => record_convolution::<B, C, 2>([&x, &weight], options, compute),
+            }
+        }
+    };
+}
+
+convolution!(
+    Conv1d,
+    amp_conv1d,
+    conv1d,
+    ConvOptions<1>,
+    |x, weight, grad, options| B::conv1d_x_backward(x, weight, grad, options),
+    B::conv1d_weight_backward(x, weight, grad, options)
+);
+convolution!(
+    Conv2d,
+    amp_conv2d,
+    conv2d,
+    ConvOptions<2>,
+    |x, weight, grad, options| B::conv2d_x_backward(x, weight, grad, options),
+    B::conv2d_weight_backward(x, weight, grad, options)
+);
+convolution!(
+    Conv3d,
+    amp_conv3d,
+    conv3d,
+    ConvOptions<3>,
+    |x, weight, grad, options| B::conv3d_x_backward(x, weight, grad, options),
+    B::conv3d_weight_backward(x, weight, grad, options)
+);
+convolution!(
+    ConvTranspose1d,
+    amp_conv_transpose1d,
+    conv_transpose1d,
+    ConvTransposeOptions<1>,
+    |x, weight, grad, options| B::conv_transpose1d_x_backward(weight, grad, options),
+    B::conv_transpose1d_weight_backward(x, weight, grad, options)
+);
+convolution!(
+    ConvTranspose2d,
+    amp_conv_transpose2d,
+    conv_transpose2d,
+    ConvTransposeOptions<2>,
+    |x, weight, grad, options| B::conv_transpose2d_x_backward(weight, grad, options),
+    B::conv_transpose2d_weight_backward(x, weight, grad, options)
+);
+convolution!(
+    ConvTranspose3d,
+    amp_conv_transpose3d,
+    conv_transpose3d,
+    ConvTransposeOptions<3>,
+    |x, weight, grad, options| B::conv_transpose3d_x_backward(weight, grad, options),
+    B::conv_transpose3d_weight_backward(x, weight, grad, options)
+);
+
+/// The sum over all dimensions but the second, as a vector.
+fn sum_of_channels<B: AmpBackend>(tensor: FloatTensor<B>) -> FloatTensor<B> {
+    let channels = tensor.shape()[1];
+    let rest = tensor.shape().num_elements() / channels.max(1);
+    let rows = B::float_reshape(
+        B::float_swap_dims(tensor, 0, 1),
+        Shape::new([channels, rest]),
+    );
+    B::float_reshape(B::float_sum_dim(rows, 1), Shape::new([channels]))
+}

@@ -1,0 +1,206 @@
+//! What a graph node keeps of its operands: the tensor as it is, or a copy in 16 bits that is shared
+//! by every node that needs it.
+
+use std::any::Any;
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::sync::{Arc, Weak};
+
+use burn::backend::autodiff::NodeId;
+use burn::backend::autodiff::checkpoint::base::Checkpointer;
+use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
+use burn::backend::autodiff::ops::{Backward, OpsKind, OpsPrep, Tracked};
+use burn::tensor::ops::FloatTensor;
+use burn::tensor::{DType, FloatDType, TensorMetadata};
+
+use super::AutodiffTensor;
+use crate::backend::{AmpBackend, to};
+
+/// How many tensors a thread remembers. A copy is asked for again by the next few ops, as by the
+/// query, key and value layers of one norm's result.
+const REMEMBERED: usize = 16;
+
+thread_local! {
+    static COPIES: RefCell<VecDeque<Copy>> = const { RefCell::new(VecDeque::new()) };
+    static EXACT: RefCell<VecDeque<NodeId>> = const { RefCell::new(VecDeque::new()) };
+}
+
+/// A lowered copy of a node's tensor, while a graph holds it. Node ids are never used again, and a
+/// node's tensor never changes.
+struct Copy {
+    node: NodeId,
+    dtype: FloatDType,
+    copy: Weak<dyn Any + Send + Sync>,
+}
+
+/// What a node keeps of one operand.
+#[derive(Debug)]
+pub(super) enum Kept<B: AmpBackend> {
+    /// The operand as it is, or what it can be computed from again.
+    Operand(NodeId),
+    /// A copy in another type.
+    Copy(Arc<FloatTensor<B>>),
+}
+
+impl<B: AmpBackend> Clone for Kept<B> {
+    fn clone(&self) -> Self {
+        match self {
+            Kept::Operand(node) => Kept::Operand(*node),
+            Kept::Copy(copy) => Kept::Copy(copy.clone()),
+        }
+    }
+}
+
+impl<B: AmpBackend> Kept<B> {
+    pub(super) fn retrieve(self, checkpointer: &mut Checkpointer) -> FloatTensor<B> {
+        match self {
+            Kept::Operand(node) => checkpointer.retrieve_node_output(node),
+            Kept::Copy(copy) => Arc::unwrap_or_clone(copy),
+        }
+    }
+}
+
+/// A node that gets its backward step.
+pub(super) type Prep<Op, B, S, C, const N: usize> = OpsPrep<Op, B, S, C, N, Tracked>;
+
+/// Records an op: `state` says what is kept, if a gradient is needed at all.
+pub(super) fn record<B, C, Op, const N: usize>(
+    op: Op,
+    parents: [&AutodiffTensor<B, C>; N],
+    output: FloatTensor<B>,
+    state: impl FnOnce(&mut Prep<Op, B, Op::State, C, N>, &FloatTensor<B>) -> Op::State,
+) -> AutodiffTensor<B, C>
+where
+    B: AmpBackend,
+    C: CheckpointStrategy,
+    Op: Backward<B, N>,
+{
+    match op
+        .prepare::<C>(parents.map(|parent| parent.node.clone()))
+        .compute_bound()
+        .stateful()
+    {
+        OpsKind::Tracked(mut prep) => {
+            let state = state(&mut prep, &output);
+            prep.finish(state, output)
+        }
+        OpsKind::UnTracked(prep) => prep.finish(output),
+    }
+}
+
+/// Keeps an operand in its own type; in 16 bits if they are known to hold its values.
+pub(super) fn keep<B, C, Op, S, const N: usize>(
+    prep: &mut Prep<Op, B, S, C, N>,
+    tensor: &AutodiffTensor<B, C>,
+) -> Kept<B>
+where
+    B: AmpBackend,
+    C: CheckpointStrategy,
+    Op: Backward<B, N, State = S>,
+    S: Clone + Send + std::fmt::Debug + 'static,
+{
+    if is_exact::<B, C>(tensor) {
+        return Kept::Copy(lowered::<B, C>(tensor, FloatDType::BF16));
+    }
+    Kept::Operand(prep.checkpoint(tensor))
+}
+
+/// An operand of an op that computes in a lower type: an activation is lowered once, for the op and for
+/// backward; a weight is kept as it is, because the module holds it anyway.
+pub(super) struct Operand<'a, B: AmpBackend, C: CheckpointStrategy> {
+    tensor: &'a AutodiffTensor<B, C>,
+    copy: Option<Arc<FloatTensor<B>>>,
+}
+
+impl<'a, B: AmpBackend, C: CheckpointStrategy> Operand<'a, B, C> {
+    /// An operand that backward needs if `is_needed`.
+    pub(super) fn activation(
+        tensor: &'a AutodiffTensor<B, C>,
+        compute: FloatDType,
+        is_needed: bool,
+    ) -> Self {
+        let copy = (is_needed && tensor.dtype() != DType::from(compute))
+            .then(|| lowered::<B, C>(tensor, compute));
+        Self { tensor, copy }
+    }
+
+    pub(super) fn weight(tensor: &'a AutodiffTensor<B, C>) -> Self {
+        Self { tensor, copy: None }
+    }
+
+    pub(super) fn value(&self) -> FloatTensor<B> {
+        match &self.copy {
+            Some(copy) => FloatTensor::<B>::clone(copy),
+            None => self.tensor.primitive.clone(),
+        }
+    }
+
+    pub(super) fn keep<Op, S, const N: usize>(self, prep: &mut Prep<Op, B, S, C, N>) -> Kept<B>
+    where
+        Op: Backward<B, N, State = S>,
+        S: Clone + Send + std::fmt::Debug + 'static,
+    {
+        match self.copy {
+            Some(copy) => Kept::Copy(copy),
+            None => Kept::Operand(prep.checkpoint(self.tensor)),
+        }
+    }
+}
+
+/// A tracked leaf, or a view of one: at most one op from it.
+pub(super) fn is_weight<B: AmpBackend, C: CheckpointStrategy>(
+    tensor: &AutodiffTensor<B, C>,
+) -> bool {
+    tensor.is_tracked() && tensor.node.order <= 1
+}
+
+/// The tensor in another type; the copy that an earlier op made, if a graph still holds it.
+pub(super) fn lowered<B: AmpBackend, C: CheckpointStrategy>(
+    tensor: &AutodiffTensor<B, C>,
+    dtype: FloatDType,
+) -> Arc<FloatTensor<B>> {
+    let known = COPIES.with_borrow(|copies| {
+        copies
+            .iter()
+            .find(|copy| copy.node == tensor.node.id && copy.dtype == dtype)
+            .and_then(|copy| copy.copy.upgrade())
+    });
+    if let Some(copy) = known.and_then(|copy| copy.downcast().ok()) {
+        return copy;
+    }
+    let copy = Arc::new(to::<B>(tensor.primitive.clone(), dtype));
+    remember::<B, C>(tensor, dtype, &copy);
+    copy
+}
+
+/// Lets later ops find a lowered copy of the tensor.
+pub(super) fn remember<B: AmpBackend, C: CheckpointStrategy>(
+    tensor: &AutodiffTensor<B, C>,
+    dtype: FloatDType,
+    copy: &Arc<FloatTensor<B>>,
+) {
+    let copy: Arc<dyn Any + Send + Sync> = copy.clone();
+    COPIES.with_borrow_mut(|copies| {
+        copies.truncate(REMEMBERED - 1);
+        copies.push_front(Copy {
+            node: tensor.node.id,
+            dtype,
+            copy: Arc::downgrade(&copy),
+        });
+    });
+}
+
+/// Takes note that half types hold every value of the tensor.
+pub(super) fn note_exact<B: AmpBackend, C: CheckpointStrategy>(tensor: &AutodiffTensor<B, C>) {
+    EXACT.with_borrow_mut(|exact| {
+        exact.truncate(REMEMBERED - 1);
+        exact.push_front(tensor.node.id);
+    });
+}
+
+/// Whether half types hold every value of a tensor that has a wider type.
+pub(super) fn is_exact<B: AmpBackend, C: CheckpointStrategy>(
+    tensor: &AutodiffTensor<B, C>,
+) -> bool {
+    tensor.dtype() == DType::F32 && EXACT.with_borrow(|exact| exact.contains(&tensor.node.id))
+}
