@@ -1,5 +1,9 @@
 //! What the benchmarks of burn-amp measure.
 
+pub mod gpt;
+pub mod memory;
+pub mod resnet;
+
 use burn::module::Module;
 use burn::nn::{Gelu, LayerNorm, LayerNormConfig, Linear, LinearConfig};
 use burn::optim::{GradientsParams, Optimizer};
