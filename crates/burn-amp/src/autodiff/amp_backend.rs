@@ -26,15 +26,15 @@ macro_rules! convolutions {
 
 impl<B: AmpBackend, C: CheckpointStrategy> AmpBackend for Autodiffed<B, C> {
     fn amp_cast(tensor: FloatTensor<Self>, dtype: FloatDType) -> FloatTensor<Self> {
-        cast::cast::<B, C>(tensor, dtype, B::amp_cast)
+        cast::cast::<B, C>(tensor, dtype)
     }
 
     fn amp_cast_saturating(tensor: FloatTensor<Self>, dtype: FloatDType) -> FloatTensor<Self> {
-        cast::cast::<B, C>(tensor, dtype, B::amp_cast_saturating)
+        cast::saturating::<B, C>(tensor, dtype)
     }
 
     fn amp_cast_operand(tensor: FloatTensor<Self>, dtype: FloatDType) -> FloatTensor<Self> {
-        cast::recomputed::<B, C>(tensor, dtype)
+        cast::of_operand::<B, C>(tensor, dtype)
     }
 
     fn amp_note_exact(tensor: &FloatTensor<Self>) {

@@ -1,5 +1,7 @@
 //! Casts as graph nodes: the gradient goes back in the type of the tensor that was cast.
 
+use std::marker::PhantomData;
+
 use burn::backend::autodiff::NodeId;
 use burn::backend::autodiff::checkpoint::base::Checkpointer;
 use burn::backend::autodiff::checkpoint::retro_forward::RetroForward;
@@ -31,8 +33,44 @@ impl<B: AmpBackend> Backward<B, 1> for Cast {
     }
 }
 
-/// A cast whose result is kept, if an op needs it for backward.
+/// A cast whose result is kept, if an op needs it for backward and the strategy does not compute it again.
 pub(super) fn cast<B: AmpBackend, C: CheckpointStrategy>(
+    tensor: AutodiffTensor<B, C>,
+    dtype: FloatDType,
+) -> AutodiffTensor<B, C> {
+    if is_smaller::<B, C>(&tensor) {
+        return recomputable::<B, C, C>(tensor, dtype);
+    }
+    kept::<B, C>(tensor, dtype, B::amp_cast)
+}
+
+/// As [`cast`]; a finite value beyond the range becomes the largest finite one.
+pub(super) fn saturating<B: AmpBackend, C: CheckpointStrategy>(
+    tensor: AutodiffTensor<B, C>,
+    dtype: FloatDType,
+) -> AutodiffTensor<B, C> {
+    kept::<B, C>(tensor, dtype, B::amp_cast_saturating)
+}
+
+/// A cast whose result is computed again when an op needs it for backward, if that keeps fewer bytes.
+pub(super) fn of_operand<B: AmpBackend, C: CheckpointStrategy>(
+    tensor: AutodiffTensor<B, C>,
+    dtype: FloatDType,
+) -> AutodiffTensor<B, C> {
+    if is_smaller::<B, C>(&tensor) {
+        // This strategy whatever the backend's own is: it makes the node one that is computed again.
+        return recomputable::<B, C, BalancedCheckpointing>(tensor, dtype);
+    }
+    kept::<B, C>(tensor, dtype, B::amp_cast)
+}
+
+/// Whether keeping the tensor takes fewer bytes than keeping another type of it: a half tensor is the
+/// smaller of the two, and a weight is there anyway.
+fn is_smaller<B: AmpBackend, C: CheckpointStrategy>(tensor: &AutodiffTensor<B, C>) -> bool {
+    is_half(tensor.dtype()) || is_weight::<B, C>(tensor)
+}
+
+fn kept<B: AmpBackend, C: CheckpointStrategy>(
     tensor: AutodiffTensor<B, C>,
     dtype: FloatDType,
     cast: impl FnOnce(FloatTensor<B>, FloatDType) -> FloatTensor<B>,
@@ -45,25 +83,22 @@ pub(super) fn cast<B: AmpBackend, C: CheckpointStrategy>(
     record::<B, C, _, 1>(Cast, [&tensor], output, |_, _| from.into())
 }
 
-/// A cast whose result is computed again when an op needs it for backward: from a half tensor, which is
-/// the smaller of the two, or from a weight, which the module holds anyway.
-pub(super) fn recomputed<B: AmpBackend, C: CheckpointStrategy>(
+fn recomputable<B: AmpBackend, C: CheckpointStrategy, Strategy: CheckpointStrategy>(
     tensor: AutodiffTensor<B, C>,
     dtype: FloatDType,
 ) -> AutodiffTensor<B, C> {
     let from = tensor.dtype();
-    if from == DType::from(dtype) || !(is_half(from) || is_weight::<B, C>(&tensor)) {
-        return cast::<B, C>(tensor, dtype, B::amp_cast);
+    if from == DType::from(dtype) {
+        return tensor;
     }
     let output = B::amp_cast(tensor.primitive.clone(), dtype);
     let retro = RetroCast::<B> {
         parent: tensor.node.id,
         dtype,
-        backend: std::marker::PhantomData,
+        backend: PhantomData,
     };
-    // This strategy whatever the backend's own is: it makes the node one that is computed again.
     match Cast
-        .prepare::<BalancedCheckpointing>([tensor.node.clone()])
+        .prepare::<Strategy>([tensor.node.clone()])
         .memory_bound()
         .retro_forward(retro)
         .parents([&tensor])
@@ -78,7 +113,7 @@ pub(super) fn recomputed<B: AmpBackend, C: CheckpointStrategy>(
 struct RetroCast<B> {
     parent: NodeId,
     dtype: FloatDType,
-    backend: std::marker::PhantomData<B>,
+    backend: PhantomData<B>,
 }
 
 impl<B: AmpBackend> RetroForward for RetroCast<B> {

@@ -117,7 +117,7 @@ convolution!(
     conv1d,
     ConvOptions<1>,
     |x, weight, grad, options| B::conv1d_x_backward(x, weight, grad, options),
-    B::conv1d_weight_backward(x, weight, grad, options)
+    conv1d_weight_backward::<B>(x, weight, grad, options)
 );
 convolution!(
     Conv2d,
@@ -159,6 +159,32 @@ convolution!(
     |x, weight, grad, options| B::conv_transpose3d_x_backward(weight, grad, options),
     B::conv_transpose3d_weight_backward(x, weight, grad, options)
 );
+
+/// Burn 0.21 gives wrong values for groups with a stride that leaves values over (its grouped gradient
+/// does not cut them off in one dimension, as it does in two).
+fn conv1d_weight_backward<B: AmpBackend>(
+    x: FloatTensor<B>,
+    weight: FloatTensor<B>,
+    grad: FloatTensor<B>,
+    options: ConvOptions<1>,
+) -> FloatTensor<B> {
+    if options.groups == 1 {
+        return B::conv1d_weight_backward(x, weight, grad, options);
+    }
+    let shape = weight.shape();
+    let [x, weight, grad] = [x, weight, grad].map(|tensor| {
+        let [batch, channels, length] = tensor.shape().dims();
+        B::float_reshape(tensor, Shape::new([batch, channels, 1, length]))
+    });
+    let options = ConvOptions::new(
+        [1, options.stride[0]],
+        [0, options.padding[0]],
+        [1, options.dilation[0]],
+        options.groups,
+    );
+    let grad = B::conv2d_weight_backward(x, weight, grad, options);
+    B::float_reshape(grad, shape)
+}
 
 /// The sum over all dimensions but the second, as a vector.
 fn sum_of_channels<B: AmpBackend>(tensor: FloatTensor<B>) -> FloatTensor<B> {

@@ -11,7 +11,7 @@ use super::delegate::{cast, cast_inputs, elementwise, forward, with_scalar};
 use super::operands;
 use super::{Amp, AmpBackend, scalar};
 use crate::counters;
-use crate::policy::{self, Op, is_half};
+use crate::policy::{self, Op, Rule, is_half};
 
 /// Delegates products and quotients, whose operands backward needs.
 macro_rules! scaling {
@@ -81,8 +81,12 @@ impl<B: AmpBackend> FloatTensorOps<Self> for Amp<B> {
         tensor
     }
 
+    /// A program casts to compute in another type, as a norm that squares in f32 does.
     fn float_cast(tensor: FloatTensor<Self>, dtype: FloatDType) -> FloatTensor<Self> {
-        B::amp_cast(tensor, dtype)
+        match operands::rule::<B>(Op::float_cast, &tensor) {
+            Rule::Off => B::amp_cast(tensor, dtype),
+            _ => B::amp_cast_operand(tensor, dtype),
+        }
     }
 
     fn float_into_data(

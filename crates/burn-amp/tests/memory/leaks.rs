@@ -1,0 +1,119 @@
+//! Bytes in use stay where they are, step after step.
+
+use burn::backend::Flex;
+use burn::module::Module;
+use burn::nn::{Gelu, LayerNorm, LayerNormConfig, Linear, LinearConfig};
+use burn::optim::{AdamConfig, GradientsParams, Optimizer};
+use burn::tensor::Tensor;
+use burn::tensor::activation::softmax;
+use burn::tensor::backend::Backend;
+use burn_amp::loss_scale::LossScaleConfig;
+use burn_amp::memory::MemorySource;
+use burn_amp::{Amp, AmpConfig, AmpOptimizerConfig, Autocast, Autodiff, StepOutcome};
+
+use crate::common::normal;
+use crate::{HEAP, alone};
+
+type B = Autodiff<Amp<Flex>>;
+
+#[derive(Module, Debug)]
+struct Model<B: Backend> {
+    norm: LayerNorm<B>,
+    layer: Linear<B>,
+    gelu: Gelu,
+}
+
+impl Model<B> {
+    fn new() -> Self {
+        let device = Default::default();
+        Self {
+            norm: LayerNormConfig::new(16).init(&device),
+            layer: LinearConfig::new(16, 16).init(&device),
+            gelu: Gelu::new(),
+        }
+    }
+
+    fn loss(&self, x: Tensor<B, 2>) -> Tensor<B, 1> {
+        let scores = self.layer.forward(self.norm.forward(x.clone()));
+        self.gelu
+            .forward(softmax(scores, 1).matmul(x.transpose()))
+            .sum()
+    }
+}
+
+/// Bytes in use after each step. The test harness allocates too, on another thread, now and then: a leak
+/// shows in every round.
+fn assert_steady(what: &str, mut step: impl FnMut(usize)) {
+    let mut grown = Vec::new();
+    for _ in 0..3 {
+        for index in 0..20 {
+            step(index);
+        }
+        let after_20 = HEAP.in_use();
+        for index in 20..200 {
+            step(index);
+        }
+        let after_200 = HEAP.in_use();
+        if after_200 == after_20 {
+            return;
+        }
+        grown.push((after_20, after_200));
+    }
+    panic!("{what}: bytes in use after 20 and 200 steps: {grown:?}");
+}
+
+#[test]
+fn should_leave_nothing_behind_in_training() {
+    let _alone = alone();
+    for config in [AmpConfig::bf16(), AmpConfig::f16()] {
+        Autocast::new(&config).unwrap().run(|| {
+            let mut model = Model::new();
+            let mut optim = AmpOptimizerConfig::new().init(AdamConfig::new().init());
+            let x = normal::<B, 2>([8, 16], 75, &Default::default());
+            assert_steady("steps that are applied", |_| {
+                let gradients = model.loss(x.clone()).backward();
+                let gradients = GradientsParams::from_grads(gradients, &model);
+                model = optim.step(1e-4, model.clone(), gradients);
+            });
+        });
+    }
+}
+
+#[test]
+fn should_leave_nothing_behind_when_steps_are_skipped() {
+    let _alone = alone();
+    let config = AmpConfig::f16().with_loss_scale(LossScaleConfig::fixed(1024.0));
+    Autocast::new(&config).unwrap().run(|| {
+        let mut model = Model::new();
+        let mut optim = AmpOptimizerConfig::new().init(AdamConfig::new().init());
+        let x = normal::<B, 2>([8, 16], 76, &Default::default());
+        let mut skipped = 0;
+        assert_steady("steps of which every other one is skipped", |index| {
+            let size = if index % 2 == 0 { 1.0 } else { f32::INFINITY };
+            let gradients = model.loss(x.clone()).mul_scalar(size).backward();
+            let gradients = GradientsParams::from_grads(gradients, &model);
+            model = optim.step(1e-4, model.clone(), gradients);
+            skipped += usize::from(matches!(optim.outcome(), Some(StepOutcome::Skipped { .. })));
+        });
+        assert_eq!(skipped % 100, 0);
+        assert!(skipped >= 100);
+    });
+}
+
+#[test]
+fn should_leave_nothing_behind_when_a_forward_pass_is_abandoned() {
+    let _alone = alone();
+    Autocast::new(&AmpConfig::bf16()).unwrap().run(|| {
+        let model = Model::new();
+        let x = normal::<B, 2>([8, 16], 77, &Default::default());
+        assert_steady(
+            "forward passes, every other one without a backward pass",
+            |index| {
+                let loss = model.loss(x.clone());
+                if index % 2 == 0 {
+                    drop(loss.backward());
+                }
+            },
+        );
+    });
+}
