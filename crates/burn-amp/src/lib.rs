@@ -62,7 +62,9 @@ mod policy;
 /// What a backend implements to be decorated: [`AmpBackend`], whose methods all have defaults, and the
 /// types they exchange.
 pub mod extension {
-    pub use crate::backend::{AmpBackend, Attention, LayerNorm, LayerNormGrads, Moments};
+    pub use crate::backend::{
+        AmpBackend, Arithmetic, Attention, LayerNorm, LayerNormGrads, Moments,
+    };
 }
 
 pub use autocast::{Autocast, autocast};

@@ -5,9 +5,8 @@ use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::tensor::FloatDType;
 use burn::tensor::ops::{AttentionModuleOptions, ConvOptions, ConvTransposeOptions, FloatTensor};
 
-use super::arithmetic::Scaling;
 use super::{Autodiffed, activation, arithmetic, attention, cast, conv, keep, product, rows};
-use crate::backend::{AmpBackend, Attention};
+use crate::backend::{AmpBackend, Arithmetic, Attention};
 
 /// Delegates convolutions to their nodes.
 macro_rules! convolutions {
@@ -76,20 +75,13 @@ impl<B: AmpBackend, C: CheckpointStrategy> AmpBackend for Autodiffed<B, C> {
         attention::attention::<B, C>(operands, options, compute)
     }
 
-    fn amp_mul(
+    fn amp_arithmetic(
+        op: Arithmetic,
         lhs: FloatTensor<Self>,
         rhs: FloatTensor<Self>,
         out: FloatDType,
     ) -> FloatTensor<Self> {
-        arithmetic::scaling::<B, C>(Scaling::Mul, lhs, rhs, out)
-    }
-
-    fn amp_div(
-        lhs: FloatTensor<Self>,
-        rhs: FloatTensor<Self>,
-        out: FloatDType,
-    ) -> FloatTensor<Self> {
-        arithmetic::scaling::<B, C>(Scaling::Div, lhs, rhs, out)
+        arithmetic::arithmetic::<B, C>(op, lhs, rhs, out)
     }
 
     fn amp_gelu(tensor: FloatTensor<Self>) -> FloatTensor<Self> {

@@ -1,4 +1,4 @@
-//! Products and quotients of operands of two types: each is kept in its own, and differentiated in the
+//! Arithmetic on operands of two types: what is kept is kept in its own type, and differentiated in the
 //! wider.
 
 use std::marker::PhantomData;
@@ -14,43 +14,26 @@ use burn::tensor::ops::{FloatTensor, FloatTensorOps};
 use burn::tensor::{FloatDType, Shape, TensorMetadata};
 
 use super::keep::{Kept, is_exact, keep};
+use super::unrounded;
 use super::{AutodiffTensor, Autodiffed};
-use crate::backend::{AmpBackend, to, wider};
+use crate::backend::{AmpBackend, Arithmetic, saturated, to, wider};
 
-/// Which of the two.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Scaling {
-    Mul,
-    Div,
-}
-
-impl Scaling {
-    fn run<B: AmpBackend>(
-        self,
-        lhs: FloatTensor<B>,
-        rhs: FloatTensor<B>,
-        out: FloatDType,
-    ) -> FloatTensor<B> {
-        match self {
-            Scaling::Mul => B::amp_mul(lhs, rhs, out),
-            Scaling::Div => B::amp_div(lhs, rhs, out),
-        }
-    }
-}
+#[derive(Debug)]
+struct Node;
 
 #[derive(Debug, Clone)]
-pub(super) struct State<B: AmpBackend> {
-    op: Scaling,
+struct State<B: AmpBackend> {
+    op: Arithmetic,
     lhs: Option<Kept<B>>,
     rhs: Option<Kept<B>>,
     shapes: [Shape; 2],
     dtypes: [FloatDType; 2],
 }
 
-impl<B: AmpBackend> Backward<B, 2> for Scaling {
+impl<B: AmpBackend> Backward<B, 2> for Node {
     type State = State<B>;
 
-    /// d(l r) = r dl + l dr, and d(l / r) = dl / r - l dr / r².
+    /// d(l ± r) = dl ± dr, d(l r) = r dl + l dr, and d(l / r) = dl / r - l dr / r².
     fn backward(
         self,
         ops: Ops<State<B>, 2>,
@@ -71,21 +54,23 @@ impl<B: AmpBackend> Backward<B, 2> for Scaling {
         let lhs = lhs.map(|lhs| to::<B>(lhs.retrieve(checkpointer), wide));
         let rhs = rhs.map(|rhs| to::<B>(rhs.retrieve(checkpointer), wide));
 
-        if let (Some(node), Some(rhs)) = (lhs_node, &rhs) {
-            let grad = match op {
-                Scaling::Mul => B::float_mul(grad.clone(), rhs.clone()),
-                Scaling::Div => B::float_div(grad.clone(), rhs.clone()),
+        if let Some(node) = lhs_node {
+            let grad = match (op, &rhs) {
+                (Arithmetic::Mul, Some(rhs)) => B::float_mul(grad.clone(), rhs.clone()),
+                (Arithmetic::Div, Some(rhs)) => B::float_div(grad.clone(), rhs.clone()),
+                _ => grad.clone(),
             };
             let grad = broadcast_shape::<B>(grad, &lhs_shape);
             grads.register::<B>(node.id, to::<B>(grad, lhs_dtype));
         }
-        if let (Some(node), Some(lhs)) = (rhs_node, lhs) {
-            let grad = B::float_mul(grad, lhs);
-            let grad = match (op, rhs) {
-                (Scaling::Div, Some(rhs)) => {
+        if let Some(node) = rhs_node {
+            let grad = match (op, lhs, rhs) {
+                (Arithmetic::Sub, ..) => B::float_neg(grad),
+                (Arithmetic::Mul, Some(lhs), _) => B::float_mul(grad, lhs),
+                (Arithmetic::Div, Some(lhs), Some(rhs)) => {
                     // Divided twice: r² may be out of range where r is not.
-                    let grad = B::float_div(B::float_div(grad, rhs.clone()), rhs);
-                    B::float_neg(grad)
+                    let grad = B::float_div(B::float_mul(grad, lhs), rhs.clone());
+                    B::float_neg(B::float_div(grad, rhs))
                 }
                 _ => grad,
             };
@@ -97,7 +82,7 @@ impl<B: AmpBackend> Backward<B, 2> for Scaling {
 
 #[derive(Debug)]
 struct Retro<B> {
-    op: Scaling,
+    op: Arithmetic,
     operands: [NodeId; 2],
     out: FloatDType,
     backend: PhantomData<B>,
@@ -108,12 +93,12 @@ impl<B: AmpBackend> RetroForward for Retro<B> {
         let [lhs, rhs] = self
             .operands
             .map(|operand| states.get_state::<FloatTensor<B>>(&operand));
-        states.save(out, self.op.run::<B>(lhs, rhs, self.out));
+        states.save(out, B::amp_arithmetic(self.op, lhs, rhs, self.out));
     }
 }
 
-pub(super) fn scaling<B: AmpBackend, C: CheckpointStrategy>(
-    op: Scaling,
+pub(super) fn arithmetic<B: AmpBackend, C: CheckpointStrategy>(
+    op: Arithmetic,
     lhs: AutodiffTensor<B, C>,
     rhs: AutodiffTensor<B, C>,
     out: FloatDType,
@@ -121,33 +106,54 @@ pub(super) fn scaling<B: AmpBackend, C: CheckpointStrategy>(
     let is_one_type = lhs.dtype() == rhs.dtype();
     if is_one_type && !is_exact::<B, C>(&lhs) && !is_exact::<B, C>(&rhs) {
         return match op {
-            Scaling::Mul => Autodiffed::<B, C>::float_mul(lhs, rhs),
-            Scaling::Div => Autodiffed::<B, C>::float_div(lhs, rhs),
+            Arithmetic::Add => Autodiffed::<B, C>::float_add(lhs, rhs),
+            Arithmetic::Sub => Autodiffed::<B, C>::float_sub(lhs, rhs),
+            Arithmetic::Mul => Autodiffed::<B, C>::float_mul(lhs, rhs),
+            Arithmetic::Div => Autodiffed::<B, C>::float_div(lhs, rhs),
         };
     }
 
+    let wide = wider(lhs.dtype(), rhs.dtype()).into();
+    let [left, right] = [&lhs, &rhs].map(unrounded::operand::<B, C>);
+    let unrounded = B::amp_arithmetic(op, left, right, wide);
+    let output = saturated::<B>(unrounded.clone(), out);
+    let is_stored = output.dtype() != unrounded.dtype();
+    let result = record::<B, C>(op, [&lhs, &rhs], output);
+    if is_stored {
+        unrounded::remember::<B, C>(&result, unrounded);
+    } else {
+        unrounded::forget();
+    }
+    result
+}
+
+fn record<B: AmpBackend, C: CheckpointStrategy>(
+    op: Arithmetic,
+    [lhs, rhs]: [&AutodiffTensor<B, C>; 2],
+    output: FloatTensor<B>,
+) -> AutodiffTensor<B, C> {
     let retro = Retro::<B> {
         op,
         operands: [lhs.node.id, rhs.node.id],
-        out,
+        out: output.dtype().into(),
         backend: PhantomData,
     };
-    let output = op.run::<B>(lhs.primitive.clone(), rhs.primitive.clone(), out);
-    match op
+    match Node
         .prepare::<C>([lhs.node.clone(), rhs.node.clone()])
         .memory_bound()
         .retro_forward(retro)
-        .parents([&lhs, &rhs])
+        .parents([lhs, rhs])
         .stateful()
     {
         OpsKind::Tracked(mut prep) => {
-            let needs_rhs = lhs.is_tracked() || op == Scaling::Div;
+            let is_scaling = matches!(op, Arithmetic::Mul | Arithmetic::Div);
+            let needs_lhs = is_scaling && rhs.is_tracked();
+            let needs_rhs =
+                (is_scaling && lhs.is_tracked()) || (op == Arithmetic::Div && needs_lhs);
             let state = State {
                 op,
-                lhs: rhs
-                    .is_tracked()
-                    .then(|| keep::<B, C, _, _, 2>(&mut prep, &lhs)),
-                rhs: needs_rhs.then(|| keep::<B, C, _, _, 2>(&mut prep, &rhs)),
+                lhs: needs_lhs.then(|| keep::<B, C, _, _, 2>(&mut prep, lhs)),
+                rhs: needs_rhs.then(|| keep::<B, C, _, _, 2>(&mut prep, rhs)),
                 shapes: [lhs.shape(), rhs.shape()],
                 dtypes: [lhs.dtype().into(), rhs.dtype().into()],
             };

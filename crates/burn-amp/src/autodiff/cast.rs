@@ -12,8 +12,8 @@ use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
 use burn::tensor::ops::FloatTensor;
 use burn::tensor::{DType, FloatDType, TensorMetadata};
 
-use super::AutodiffTensor;
 use super::keep::{is_weight, record};
+use super::{AutodiffTensor, unrounded};
 use crate::backend::AmpBackend;
 use crate::policy::is_half;
 
@@ -91,6 +91,7 @@ fn recomputable<B: AmpBackend, C: CheckpointStrategy, Strategy: CheckpointStrate
     if from == DType::from(dtype) {
         return tensor;
     }
+    unrounded::forget();
     let output = B::amp_cast(tensor.primitive.clone(), dtype);
     let retro = RetroCast::<B> {
         parent: tensor.node.id,

@@ -10,7 +10,7 @@ use burn::tensor::{FloatDType, Shape, TensorMetadata};
 
 use super::AutodiffTensor;
 use super::keep::{Kept, Operand, record};
-use crate::backend::{AmpBackend, to, widen, wider};
+use crate::backend::{AmpBackend, product_operand, to, widen, wider};
 
 #[derive(Debug, Clone)]
 struct State<B: AmpBackend, O> {
@@ -50,7 +50,7 @@ macro_rules! convolution {
                 if let Some(node) = x_node {
                     let [$x, $weight, $grad] =
                         [kept_x.clone(), kept_weight.clone(), output_grad.clone()]
-                            .map(|tensor| to::<B>(tensor, state.compute));
+                            .map(|tensor| product_operand::<B>(tensor, state.compute));
                     let $opt = state.options.clone();
                     let _ = &$x;
                     grads.register::<B>(node.id, to::<B>($x_backward, state.x_dtype));

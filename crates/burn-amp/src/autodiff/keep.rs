@@ -13,7 +13,7 @@ use burn::backend::autodiff::ops::{Backward, OpsKind, OpsPrep, Tracked};
 use burn::tensor::ops::FloatTensor;
 use burn::tensor::{DType, FloatDType, TensorMetadata};
 
-use super::AutodiffTensor;
+use super::{AutodiffTensor, unrounded};
 use crate::backend::{AmpBackend, to};
 
 /// How many tensors a thread remembers. A copy is asked for again by the next few ops, as by the
@@ -75,6 +75,7 @@ where
     C: CheckpointStrategy,
     Op: Backward<B, N>,
 {
+    unrounded::forget();
     match op
         .prepare::<C>(parents.map(|parent| parent.node.clone()))
         .compute_bound()

@@ -11,6 +11,7 @@ mod gradients;
 mod keep;
 mod product;
 mod rows;
+mod unrounded;
 
 use burn::backend::autodiff::checkpoint::strategy::{CheckpointStrategy, NoCheckpointing};
 use burn::tensor::backend::{AutodiffBackend, Backend};
@@ -72,6 +73,7 @@ where
 
     /// Multiplies the loss by the scale in force, in f32, before it is differentiated.
     fn backward(loss: FloatTensor<Self>) -> Self::Gradients {
+        unrounded::forget();
         let scale = policy::begin_backward(DeviceKey::of(&B::float_device(&loss)));
         let loss = if scale == 1.0 {
             loss

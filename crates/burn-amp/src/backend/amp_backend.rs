@@ -5,7 +5,7 @@ use burn::tensor::ops::{
 use burn::tensor::{DType, FloatDType, TensorMetadata};
 
 use super::composed;
-use super::operands::{in_wider, saturated, to, widen, wider};
+use super::operands::{in_wider, product_operand, saturated, to, widen, wider};
 use crate::policy::is_half;
 
 /// Declares convolutions with their default: Burn's op on operands of the compute type.
@@ -19,12 +19,9 @@ macro_rules! convolutions {
             options: $options,
             compute: FloatDType,
         ) -> FloatTensor<Self> {
-            Self::$op(
-                to::<Self>(x, compute),
-                to::<Self>(weight, compute),
-                bias.map(|bias| to::<Self>(bias, compute)),
-                options,
-            )
+            let [x, weight] = [x, weight].map(|operand| product_operand::<Self>(operand, compute));
+            let bias = bias.map(|bias| product_operand::<Self>(bias, compute));
+            to::<Self>(Self::$op(x, weight, bias, options), compute)
         }
     )*};
 }
@@ -103,6 +100,23 @@ pub trait AmpBackend: Backend {
 
     // Products
 
+    /// The type in which products of operands in the `compute` type are run; `compute` by default. A
+    /// backend names f32 if its products in half types are slower, or round their sums on the way.
+    fn amp_product_type(compute: FloatDType) -> FloatDType {
+        compute
+    }
+
+    /// The nearest values of another type, in the tensor's own.
+    ///
+    /// # Shapes
+    ///
+    /// - tensor: any
+    /// - returns: the same
+    fn amp_round(tensor: FloatTensor<Self>, dtype: FloatDType) -> FloatTensor<Self> {
+        let own = tensor.dtype().into();
+        Self::amp_cast(Self::amp_cast(tensor, dtype), own)
+    }
+
     /// Matrix product of operands in the `compute` type, with a result in type `out`.
     ///
     /// A result that is wider than the compute type comes from an f32 accumulator, without having been
@@ -118,9 +132,13 @@ pub trait AmpBackend: Backend {
         compute: FloatDType,
         out: FloatDType,
     ) -> FloatTensor<Self> {
-        let dtype = wider(compute.into(), out.into()).into();
-        let product = Self::float_matmul(to::<Self>(lhs, dtype), to::<Self>(rhs, dtype));
-        to::<Self>(product, out)
+        let [lhs, rhs] = if compute == out {
+            [lhs, rhs].map(|operand| product_operand::<Self>(operand, compute))
+        } else {
+            let dtype = wider(compute.into(), out.into()).into();
+            [lhs, rhs].map(|operand| to::<Self>(operand, dtype))
+        };
+        to::<Self>(Self::float_matmul(lhs, rhs), out)
     }
 
     /// Linear layer `x · weight + bias` in the `compute` type, which the result has too.
@@ -135,11 +153,9 @@ pub trait AmpBackend: Backend {
         bias: Option<FloatTensor<Self>>,
         compute: FloatDType,
     ) -> FloatTensor<Self> {
-        Self::linear(
-            to::<Self>(x, compute),
-            to::<Self>(weight, compute),
-            bias.map(|bias| to::<Self>(bias, compute)),
-        )
+        let [x, weight] = [x, weight].map(|operand| product_operand::<Self>(operand, compute));
+        let bias = bias.map(|bias| product_operand::<Self>(bias, compute));
+        to::<Self>(Self::linear(x, weight, bias), compute)
     }
 
     convolutions! {
@@ -199,29 +215,26 @@ pub trait AmpBackend: Backend {
 
     // Elementwise arithmetic of two types
 
-    /// Product of operands that broadcast, computed in the wider of their types and stored in `out`;
+    /// Arithmetic on operands that broadcast, computed in the wider of their types and stored in `out`;
     /// a finite value beyond the range of `out` becomes its largest.
     ///
     /// # Shapes
     ///
     /// - lhs, rhs: any that broadcast
-    fn amp_mul(
+    fn amp_arithmetic(
+        op: Arithmetic,
         lhs: FloatTensor<Self>,
         rhs: FloatTensor<Self>,
         out: FloatDType,
     ) -> FloatTensor<Self> {
         let [lhs, rhs] = in_wider::<Self>(lhs, rhs);
-        saturated::<Self>(Self::float_mul(lhs, rhs), out)
-    }
-
-    /// Quotient of operands that broadcast; see [`amp_mul`](AmpBackend::amp_mul).
-    fn amp_div(
-        lhs: FloatTensor<Self>,
-        rhs: FloatTensor<Self>,
-        out: FloatDType,
-    ) -> FloatTensor<Self> {
-        let [lhs, rhs] = in_wider::<Self>(lhs, rhs);
-        saturated::<Self>(Self::float_div(lhs, rhs), out)
+        let result = match op {
+            Arithmetic::Add => Self::float_add(lhs, rhs),
+            Arithmetic::Sub => Self::float_sub(lhs, rhs),
+            Arithmetic::Mul => Self::float_mul(lhs, rhs),
+            Arithmetic::Div => Self::float_div(lhs, rhs),
+        };
+        saturated::<Self>(result, out)
     }
 
     // Activations
@@ -366,6 +379,19 @@ pub trait AmpBackend: Backend {
     ) -> FloatTensor<Self> {
         composed::log_softmax_backward::<Self>(x, log_sum, grad, dim)
     }
+}
+
+/// An elementwise op of two operands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Arithmetic {
+    /// `lhs + rhs`
+    Add,
+    /// `lhs - rhs`
+    Sub,
+    /// `lhs * rhs`
+    Mul,
+    /// `lhs / rhs`
+    Div,
 }
 
 /// The operands of an attention, in any float types.

@@ -9,19 +9,19 @@ use burn::tensor::{
 
 use super::delegate::{cast, cast_inputs, elementwise, forward, with_scalar};
 use super::operands;
-use super::{Amp, AmpBackend, scalar};
+use super::{Amp, AmpBackend, Arithmetic, scalar};
 use crate::counters;
 use crate::policy::{self, Op, Rule, is_half};
 
-/// Delegates products and quotients, whose operands backward needs.
-macro_rules! scaling {
-    ($(fn $name:ident = $of_two_types:ident;)*) => {$(
+/// Delegates arithmetic; on operands of two types, our own runs.
+macro_rules! arithmetic {
+    ($(fn $name:ident = $op:ident;)*) => {$(
         fn $name(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>) -> FloatTensor<Self> {
             if operands::pass::<B, 2, 0>([&lhs, &rhs], []) {
                 return B::$name(lhs, rhs);
             }
             match operands::result_of_two::<B>(Op::$name, &lhs, &rhs) {
-                Some(out) => B::$of_two_types(lhs, rhs, out),
+                Some(out) => B::amp_arithmetic(Arithmetic::$op, lhs, rhs, out),
                 None => {
                     let ([lhs, rhs], store) =
                         operands::elementwise::<B>(Op::$name, [lhs, rhs], None);
@@ -120,16 +120,16 @@ impl<B: AmpBackend> FloatTensorOps<Self> for Amp<B> {
     // Elementwise arithmetic
 
     elementwise! {
-        fn float_add(lhs, rhs);
-        fn float_sub(lhs, rhs);
         fn float_remainder(lhs, rhs);
         fn float_powf(lhs, rhs);
         fn float_atan2(lhs, rhs);
     }
 
-    scaling! {
-        fn float_mul = amp_mul;
-        fn float_div = amp_div;
+    arithmetic! {
+        fn float_add = Add;
+        fn float_sub = Sub;
+        fn float_mul = Mul;
+        fn float_div = Div;
     }
 
     with_scalar! {

@@ -21,9 +21,9 @@ use std::marker::PhantomData;
 use burn::tensor::backend::{Backend, BackendTypes, DTypeUsageSet, ExecutionError};
 use burn::tensor::{DType, TensorData};
 
-pub use amp_backend::{AmpBackend, Attention, LayerNorm, LayerNormGrads, Moments};
+pub use amp_backend::{AmpBackend, Arithmetic, Attention, LayerNorm, LayerNormGrads, Moments};
 pub(crate) use composed::{as_matrix, attention, attention_backward, sum_of_rows};
-pub(crate) use operands::{to, widen, wider};
+pub(crate) use operands::{product_operand, saturated, to, widen, wider};
 
 /// A backend that runs ops in the precision that the rules give them.
 ///

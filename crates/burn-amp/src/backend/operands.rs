@@ -119,8 +119,25 @@ fn to_operand<B: AmpBackend>(tensor: FloatTensor<B>, dtype: FloatDType) -> Float
     B::amp_cast_operand(tensor, dtype)
 }
 
+/// An operand's nearest values in the compute type, in the type that products of it are run in.
+pub(crate) fn product_operand<B: AmpBackend>(
+    operand: FloatTensor<B>,
+    compute: FloatDType,
+) -> FloatTensor<B> {
+    let product = B::amp_product_type(compute);
+    let compute_dtype = DType::from(compute);
+    if operand.dtype() == DType::from(product) && product != compute {
+        counters::count_cast();
+        return B::amp_round(operand, compute);
+    }
+    if operand.dtype() == compute_dtype {
+        return to::<B>(operand, product);
+    }
+    to::<B>(to::<B>(operand, compute), product)
+}
+
 /// As [`to`]; a finite value beyond the range becomes the largest finite one.
-pub(super) fn saturated<B: AmpBackend>(
+pub(crate) fn saturated<B: AmpBackend>(
     tensor: FloatTensor<B>,
     dtype: FloatDType,
 ) -> FloatTensor<B> {
@@ -300,7 +317,7 @@ pub(super) fn elementwise<B: AmpBackend>(
     (operands, store.unwrap_or(computed))
 }
 
-/// The type of a product or quotient of operands that are not both half, under mixed precision.
+/// The type that arithmetic on operands that are not both half has under mixed precision.
 #[inline]
 pub(super) fn result_of_two<B: AmpBackend>(
     op: Op,

@@ -7,7 +7,7 @@ use burn::tensor::ops::{
     FloatTensor, FloatTensorOps,
 };
 use burn::tensor::{DType, FloatDType, Shape, TensorData, TensorMetadata};
-use burn_amp::extension::{AmpBackend, Attention};
+use burn_amp::extension::{AmpBackend, Arithmetic, Attention};
 
 use crate::common::SplitMix64;
 
@@ -215,7 +215,7 @@ fn should_differentiate_activations() {
 }
 
 #[test]
-fn should_differentiate_products_and_quotients_of_two_types() {
+fn should_differentiate_arithmetic_on_two_types() {
     let shapes: [[&[usize]; 2]; 4] = [
         [&[2, 3, 4], &[2, 3, 4]],
         [&[2, 3, 4], &[1, 3, 1]],
@@ -226,14 +226,18 @@ fn should_differentiate_products_and_quotients_of_two_types() {
         for f32_operand in [0, 1] {
             let mut operands = operands(shapes, 0.5);
             operands[f32_operand].dtype = FloatDType::F32;
-            check(operands.clone(), |operands| {
-                let [lhs, rhs] = operands.try_into().unwrap();
-                B::amp_mul(lhs, rhs, F64)
-            });
-            check(operands, |operands| {
-                let [lhs, rhs] = operands.try_into().unwrap();
-                B::amp_div(lhs, rhs, F64)
-            });
+            let ops = [
+                Arithmetic::Add,
+                Arithmetic::Sub,
+                Arithmetic::Mul,
+                Arithmetic::Div,
+            ];
+            for op in ops {
+                check(operands.clone(), |operands| {
+                    let [lhs, rhs] = operands.try_into().unwrap();
+                    B::amp_arithmetic(op, lhs, rhs, F64)
+                });
+            }
         }
     }
 }

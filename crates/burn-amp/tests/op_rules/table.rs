@@ -236,13 +236,24 @@ fn should_have_a_case_for_every_op_but_those_that_are_listed() {
     assert!(WITHOUT_CASE.iter().all(|(_, reason)| !reason.is_empty()));
 }
 
+/// Flex takes a norm's variance as E[x²] - E[x]², and in half types it rounds the result of a layer with
+/// a bias twice, before and after the bias.
+const OWN_ON_FLEX: [Op; 8] = [
+    Op::layer_norm,
+    Op::linear,
+    Op::conv1d,
+    Op::conv2d,
+    Op::conv3d,
+    Op::conv_transpose1d,
+    Op::conv_transpose2d,
+    Op::conv_transpose3d,
+];
+
 #[test]
 fn should_equal_the_explicitly_cast_control_without_autodiff() {
     check_all(ops_with_case(), |case| {
         let (outputs, control) = (case.run::<Amp<Flex>>(), case.control::<Flex>());
-        // On Flex these are our own. It takes a norm's variance as E[x²] - E[x]², and rounds a linear
-        // layer's result twice, before and after the bias.
-        case.check_outputs(&outputs, &control, &[Op::layer_norm, Op::linear])
+        case.check_outputs(&outputs, &control, &OWN_ON_FLEX)
     });
 }
 
@@ -256,13 +267,8 @@ fn should_equal_the_explicitly_cast_control_in_the_recommended_order() {
             return case.check_types(&outputs);
         }
         // Burn's autodiff composes the softmaxes of other ops; here they are one.
-        let own = [
-            Op::layer_norm,
-            Op::linear,
-            Op::softmax,
-            Op::softmin,
-            Op::log_softmax,
-        ];
+        let softmaxes = [Op::softmax, Op::softmin, Op::log_softmax];
+        let own = [&OWN_ON_FLEX[..], &softmaxes].concat();
         case.check_outputs(&outputs, &control, &own)?;
         check_grads(case, &grads, &control_grads)
     });

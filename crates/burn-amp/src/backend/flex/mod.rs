@@ -8,8 +8,7 @@ mod cast;
 mod rows;
 
 use burn::backend::Flex;
-use burn::backend::flex::FlexTensor;
-use burn::tensor::ops::{ActivationOps, FloatTensor, FloatTensorOps, ModuleOps};
+use burn::tensor::ops::{ActivationOps, FloatTensor, FloatTensorOps};
 use burn::tensor::{DType, FloatDType, TensorMetadata};
 
 use super::amp_backend::{AmpBackend, LayerNorm, LayerNormGrads, Moments, largest_finite};
@@ -43,35 +42,21 @@ impl AmpBackend for Flex {
         }
     }
 
-    /// Multiplied in f32 and rounded once: Flex's products in half types take longer, and round sums of
-    /// more than about a thousand terms on the way.
-    fn amp_matmul(
-        lhs: FloatTensor<Self>,
-        rhs: FloatTensor<Self>,
-        compute: FloatDType,
-        out: FloatDType,
-    ) -> FloatTensor<Self> {
-        let is_stored_wide = !is_half(out.into());
-        let [lhs, rhs] = [lhs, rhs].map(|operand| {
-            if is_stored_wide {
-                operands::widen::<Self>(operand)
-            } else {
-                in_f32(operand, compute)
-            }
-        });
-        operands::to::<Self>(Self::float_matmul(lhs, rhs), out)
+    /// Flex's products in half types take longer than in f32, and round sums of more than about a
+    /// thousand terms on the way.
+    fn amp_product_type(compute: FloatDType) -> FloatDType {
+        if is_half(compute.into()) {
+            FloatDType::F32
+        } else {
+            compute
+        }
     }
 
-    /// As [`amp_matmul`](AmpBackend::amp_matmul): with the bias, rounded once.
-    fn amp_linear(
-        x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        bias: Option<FloatTensor<Self>>,
-        compute: FloatDType,
-    ) -> FloatTensor<Self> {
-        let [x, weight] = [x, weight].map(|operand| in_f32(operand, compute));
-        let output = Self::linear(x, weight, bias.map(|bias| in_f32(bias, compute)));
-        operands::to::<Self>(output, compute)
+    fn amp_round(tensor: FloatTensor<Self>, dtype: FloatDType) -> FloatTensor<Self> {
+        match (tensor.dtype(), DType::from(dtype)) {
+            (DType::F32, half @ (DType::F16 | DType::BF16)) => cast::rounded(&tensor, half),
+            (own, _) => Self::amp_cast(Self::amp_cast(tensor, dtype), own.into()),
+        }
     }
 
     fn amp_layer_norm_forward(
@@ -117,14 +102,4 @@ impl AmpBackend for Flex {
         let grad = Self::gelu_backward(operands::widen::<Self>(x), operands::widen::<Self>(grad));
         operands::to::<Self>(grad, dtype)
     }
-}
-
-/// The operand's nearest values in the compute type, as f32.
-fn in_f32(operand: FlexTensor, compute: FloatDType) -> FlexTensor {
-    let is_lowered = operand.dtype() == DType::from(compute);
-    let operand = operands::widen::<Flex>(operand);
-    if is_lowered || operand.dtype() == DType::F64 {
-        return operand;
-    }
-    cast::rounded(&operand, compute.into())
 }
