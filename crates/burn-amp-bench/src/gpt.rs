@@ -11,9 +11,11 @@ use burn::tensor::backend::Backend;
 use burn::tensor::module::attention;
 use burn::tensor::ops::AttentionModuleOptions;
 use burn::tensor::{Bool, Int, Tensor};
+use serde::{Deserialize, Serialize};
 
 /// How a block attends.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum AttentionKind {
     /// Two products around a softmax, a mask and a dropout.
     Explicit,

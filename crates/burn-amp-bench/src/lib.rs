@@ -2,6 +2,7 @@
 
 pub mod gpt;
 pub mod memory;
+pub mod report;
 pub mod resnet;
 
 use burn::module::Module;
