@@ -1,5 +1,6 @@
 //! GELU, which keeps its operand in the operand's type, and ReLU, which keeps its result.
 
+use std::any::TypeId;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
@@ -7,13 +8,13 @@ use burn::backend::autodiff::NodeId;
 use burn::backend::autodiff::checkpoint::base::Checkpointer;
 use burn::backend::autodiff::checkpoint::retro_forward::RetroForward;
 use burn::backend::autodiff::checkpoint::state::BackwardStates;
-use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
+use burn::backend::autodiff::checkpoint::strategy::{CheckpointStrategy, NoCheckpointing};
 use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
-use burn::tensor::ops::FloatTensor;
+use burn::tensor::ops::{ActivationOps, FloatTensor};
 
-use super::AutodiffTensor;
 use super::keep::{Kept, record};
+use super::{AutodiffTensor, Autodiffed};
 use crate::backend::AmpBackend;
 
 #[derive(Debug)]
@@ -92,6 +93,10 @@ impl<B: AmpBackend> Backward<B, 1> for Relu {
 pub(super) fn relu<B: AmpBackend, C: CheckpointStrategy>(
     x: AutodiffTensor<B, C>,
 ) -> AutodiffTensor<B, C> {
+    // A strategy that computes results again would rather have the operand, which Burn's node keeps.
+    if TypeId::of::<C>() != TypeId::of::<NoCheckpointing>() {
+        return Autodiffed::<B, C>::relu(x);
+    }
     let output = B::amp_relu(x.primitive.clone());
     record::<B, C, Relu, 1>(Relu, [&x], output, |_, output| {
         Kept::Copy(Arc::new(output.clone()))
