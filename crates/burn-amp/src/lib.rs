@@ -59,11 +59,10 @@ pub mod memory;
 mod optim;
 mod policy;
 
-/// What a backend implements to be decorated: [`AmpBackend`], whose methods all have defaults, and the
-/// types they exchange.
+/// What the methods of [`AmpBackend`] exchange, for backends that override them.
 pub mod extension {
     pub use crate::backend::{
-        AmpBackend, Arithmetic, Attention, LayerNorm, LayerNormGrads, Moments,
+        Arithmetic, Attention, AttentionGrads, LayerNorm, LayerNormGrads, Moments,
     };
 }
 

@@ -1,19 +1,14 @@
 //! Trains a small character-level GPT in one or several precisions and compares them.
 #![recursion_limit = "256"]
 
-use std::alloc::System;
 use std::io::{self, Write};
 
 use anyhow::Result;
 use char_gpt::cli::{Args, Job};
+use char_gpt::report;
 use char_gpt::run::{Precision, run};
-use char_gpt::{memory, report};
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
-use peakmem_alloc::PeakMemAlloc;
-
-#[global_allocator]
-static GLOBAL: &PeakMemAlloc<System> = &memory::HEAP;
 
 fn main() -> Result<()> {
     let args = Args::parse();

@@ -13,7 +13,7 @@ use serde::Serialize;
 use crate::cli::Job;
 use crate::data::{Batcher, Windows};
 use crate::generate::generate;
-use crate::memory;
+use crate::memory::METER;
 use crate::model::Gpt;
 use crate::report::Row;
 use crate::train::{train_steps, validation_loss};
@@ -101,7 +101,21 @@ fn run_on<B: AutodiffBackend>(
 where
     B::Device: AmpDevice,
 {
-    memory::reset_peak();
+    let (outcome, peak) = METER.peak(|| train_on::<B>(job, precision, on_read));
+    let mut outcome = outcome?;
+    outcome.row.peak_heap_bytes = peak;
+    Ok(outcome)
+}
+
+/// Trains and samples; the peak of the heap is measured around it.
+fn train_on<B: AutodiffBackend>(
+    job: &Job,
+    precision: Precision,
+    on_read: impl FnMut(&[f32]),
+) -> Result<Outcome>
+where
+    B::Device: AmpDevice,
+{
     let device = B::Device::default();
     config(job, precision).init(&device)?;
     B::seed(&device, job.seed);
@@ -135,7 +149,7 @@ where
             scale: optim.scale(),
             ms_per_step: 1e3 * seconds,
             tokens_per_second: (job.batch * job.model.seq) as f64 / seconds,
-            peak_heap_bytes: memory::peak_bytes(),
+            peak_heap_bytes: 0,
         },
         sample: job.corpus.decode(&sample),
     })

@@ -5,7 +5,10 @@ use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::tensor::FloatDType;
 use burn::tensor::ops::{AttentionModuleOptions, ConvOptions, ConvTransposeOptions, FloatTensor};
 
-use super::{Autodiffed, activation, arithmetic, attention, cast, conv, keep, product, rows};
+use super::{
+    AutodiffTensor, Autodiffed, activation, arithmetic, attention, cast, conv, keep, product, rows,
+    unrounded,
+};
 use crate::backend::{AmpBackend, Arithmetic, Attention};
 
 /// Delegates convolutions to their nodes.
@@ -18,13 +21,15 @@ macro_rules! convolutions {
             options: $options,
             compute: FloatDType,
         ) -> FloatTensor<Self> {
-            conv::$node::<B, C>(x, weight, bias, options, compute)
+            unrounded::forget();
+        conv::$node::<B, C>(x, weight, bias, options, compute)
         }
     )*};
 }
 
 impl<B: AmpBackend, C: CheckpointStrategy> AmpBackend for Autodiffed<B, C> {
     fn amp_cast(tensor: FloatTensor<Self>, dtype: FloatDType) -> FloatTensor<Self> {
+        forget_if_tracked::<B, C>(&tensor);
         cast::cast::<B, C>(tensor, dtype)
     }
 
@@ -33,11 +38,12 @@ impl<B: AmpBackend, C: CheckpointStrategy> AmpBackend for Autodiffed<B, C> {
     }
 
     fn amp_cast_operand(tensor: FloatTensor<Self>, dtype: FloatDType) -> FloatTensor<Self> {
+        forget_if_tracked::<B, C>(&tensor);
         cast::of_operand::<B, C>(tensor, dtype)
     }
 
-    fn amp_note_exact(tensor: &FloatTensor<Self>) {
-        keep::note_exact::<B, C>(tensor);
+    fn amp_note_exact(tensor: &FloatTensor<Self>, dtype: FloatDType) {
+        keep::note_exact::<B, C>(tensor, dtype);
     }
 
     fn amp_matmul(
@@ -46,6 +52,7 @@ impl<B: AmpBackend, C: CheckpointStrategy> AmpBackend for Autodiffed<B, C> {
         compute: FloatDType,
         out: FloatDType,
     ) -> FloatTensor<Self> {
+        unrounded::forget();
         product::matmul::<B, C>(lhs, rhs, compute, out)
     }
 
@@ -55,6 +62,7 @@ impl<B: AmpBackend, C: CheckpointStrategy> AmpBackend for Autodiffed<B, C> {
         bias: Option<FloatTensor<Self>>,
         compute: FloatDType,
     ) -> FloatTensor<Self> {
+        unrounded::forget();
         product::linear::<B, C>(x, weight, bias, compute)
     }
 
@@ -72,6 +80,7 @@ impl<B: AmpBackend, C: CheckpointStrategy> AmpBackend for Autodiffed<B, C> {
         options: AttentionModuleOptions,
         compute: FloatDType,
     ) -> FloatTensor<Self> {
+        unrounded::forget();
         attention::attention::<B, C>(operands, options, compute)
     }
 
@@ -85,10 +94,12 @@ impl<B: AmpBackend, C: CheckpointStrategy> AmpBackend for Autodiffed<B, C> {
     }
 
     fn amp_gelu(tensor: FloatTensor<Self>) -> FloatTensor<Self> {
+        unrounded::forget();
         activation::gelu::<B, C>(tensor)
     }
 
     fn amp_relu(tensor: FloatTensor<Self>) -> FloatTensor<Self> {
+        unrounded::forget();
         activation::relu::<B, C>(tensor)
     }
 
@@ -98,14 +109,24 @@ impl<B: AmpBackend, C: CheckpointStrategy> AmpBackend for Autodiffed<B, C> {
         beta: Option<FloatTensor<Self>>,
         epsilon: f64,
     ) -> FloatTensor<Self> {
+        unrounded::forget();
         rows::layer_norm::<B, C>(tensor, gamma, beta, epsilon)
     }
 
     fn amp_softmax(tensor: FloatTensor<Self>, dim: usize) -> FloatTensor<Self> {
+        unrounded::forget();
         rows::softmax::<B, C>(tensor, dim)
     }
 
     fn amp_log_softmax(tensor: FloatTensor<Self>, dim: usize) -> FloatTensor<Self> {
+        unrounded::forget();
         rows::log_softmax::<B, C>(tensor, dim)
+    }
+}
+
+/// A cast in the graph ends a chain; that of a read, which is detached, does not.
+fn forget_if_tracked<B: AmpBackend, C: CheckpointStrategy>(tensor: &AutodiffTensor<B, C>) {
+    if tensor.is_tracked() {
+        unrounded::forget();
     }
 }

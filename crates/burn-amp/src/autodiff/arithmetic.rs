@@ -9,17 +9,17 @@ use burn::backend::autodiff::checkpoint::retro_forward::RetroForward;
 use burn::backend::autodiff::checkpoint::state::BackwardStates;
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::autodiff::grads::Gradients;
-use burn::backend::autodiff::ops::{Backward, Ops, OpsKind, broadcast_shape};
+use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
 use burn::tensor::ops::{FloatTensor, FloatTensorOps};
 use burn::tensor::{FloatDType, Shape, TensorMetadata};
 
-use super::keep::{Kept, is_exact, keep};
+use super::keep::{Kept, exact_type, keep};
 use super::unrounded;
 use super::{AutodiffTensor, Autodiffed};
-use crate::backend::{AmpBackend, Arithmetic, saturated, to, wider};
+use crate::backend::{AmpBackend, Arithmetic, saturated, sum_to_shape, to, wider};
 
 #[derive(Debug)]
-struct Node;
+struct ArithmeticNode;
 
 #[derive(Debug, Clone)]
 struct State<B: AmpBackend> {
@@ -30,7 +30,7 @@ struct State<B: AmpBackend> {
     dtypes: [FloatDType; 2],
 }
 
-impl<B: AmpBackend> Backward<B, 2> for Node {
+impl<B: AmpBackend> Backward<B, 2> for ArithmeticNode {
     type State = State<B>;
 
     /// d(l ± r) = dl ± dr, d(l r) = r dl + l dr, and d(l / r) = dl / r - l dr / r².
@@ -60,7 +60,7 @@ impl<B: AmpBackend> Backward<B, 2> for Node {
                 (Arithmetic::Div, Some(rhs)) => B::float_div(grad.clone(), rhs.clone()),
                 _ => grad.clone(),
             };
-            let grad = broadcast_shape::<B>(grad, &lhs_shape);
+            let grad = sum_to_shape::<B>(grad, &lhs_shape);
             grads.register::<B>(node.id, to::<B>(grad, lhs_dtype));
         }
         if let Some(node) = rhs_node {
@@ -74,7 +74,7 @@ impl<B: AmpBackend> Backward<B, 2> for Node {
                 }
                 _ => grad,
             };
-            let grad = broadcast_shape::<B>(grad, &rhs_shape);
+            let grad = sum_to_shape::<B>(grad, &rhs_shape);
             grads.register::<B>(node.id, to::<B>(grad, rhs_dtype));
         }
     }
@@ -104,7 +104,8 @@ pub(super) fn arithmetic<B: AmpBackend, C: CheckpointStrategy>(
     out: FloatDType,
 ) -> AutodiffTensor<B, C> {
     let is_one_type = lhs.dtype() == rhs.dtype();
-    if is_one_type && !is_exact::<B, C>(&lhs) && !is_exact::<B, C>(&rhs) {
+    let is_exact = |tensor| exact_type::<B, C>(tensor).is_some();
+    if is_one_type && !is_exact(&lhs) && !is_exact(&rhs) {
         return match op {
             Arithmetic::Add => Autodiffed::<B, C>::float_add(lhs, rhs),
             Arithmetic::Sub => Autodiffed::<B, C>::float_sub(lhs, rhs),
@@ -138,7 +139,7 @@ fn record<B: AmpBackend, C: CheckpointStrategy>(
         out: output.dtype().into(),
         backend: PhantomData,
     };
-    match Node
+    match ArithmeticNode
         .prepare::<C>([lhs.node.clone(), rhs.node.clone()])
         .memory_bound()
         .retro_forward(retro)

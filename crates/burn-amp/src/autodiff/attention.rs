@@ -11,10 +11,10 @@ use burn::tensor::{FloatDType, TensorMetadata};
 
 use super::keep::{Kept, Operand, record};
 use super::{AutodiffTensor, Autodiffed};
-use crate::backend::{AmpBackend, Attention, attention as forward, attention_backward, to};
+use crate::backend::{AmpBackend, Attention};
 
 #[derive(Debug)]
-struct Node;
+struct AttentionNode;
 
 #[derive(Debug, Clone)]
 struct State<B: AmpBackend> {
@@ -28,7 +28,7 @@ struct State<B: AmpBackend> {
     compute: FloatDType,
 }
 
-impl<B: AmpBackend, const N: usize> Backward<B, N> for Node {
+impl<B: AmpBackend, const N: usize> Backward<B, N> for AttentionNode {
     type State = State<B>;
 
     fn backward(
@@ -50,12 +50,13 @@ impl<B: AmpBackend, const N: usize> Backward<B, N> for Node {
             bias: state.bias.map(|bias| bias.retrieve(checkpointer)),
         };
 
-        let gradients = attention_backward::<B>(operands, state.options, state.compute, grad);
+        let gradients =
+            B::amp_attention_backward(operands, state.options, state.compute, grad, state.dtypes);
         let of_products = [gradients.query, gradients.key, gradients.value];
         let nodes = [query_node, key_node, value_node];
-        for ((node, grad), dtype) in nodes.into_iter().zip(of_products).zip(state.dtypes) {
+        for (node, grad) in nodes.into_iter().zip(of_products) {
             if let Some(node) = node {
-                grads.register::<B>(node.id, to::<B>(grad, dtype));
+                grads.register::<B>(node.id, grad);
             }
         }
         if let (Some(node), Some(grad)) = (bias_node, gradients.bias) {
@@ -92,7 +93,7 @@ fn record_attention<B: AmpBackend, C: CheckpointStrategy, const N: usize>(
 ) -> AutodiffTensor<B, C> {
     let is_tracked = tensors.iter().any(|tensor| tensor.is_tracked());
     let [query, key, value] =
-        [0, 1, 2].map(|index| Operand::activation(tensors[index], compute, is_tracked));
+        [0, 1, 2].map(|index| Operand::lowered(tensors[index], compute, is_tracked));
     let bias = tensors.get(3);
     let operands = Attention::<B> {
         query: query.value(),
@@ -101,16 +102,12 @@ fn record_attention<B: AmpBackend, C: CheckpointStrategy, const N: usize>(
         mask: mask.clone(),
         bias: bias.map(|bias| bias.primitive.clone()),
     };
-    let output = if is_tracked {
-        forward::<B>(operands, options, compute)
-    } else {
-        B::amp_attention(operands, options, compute)
-    };
-    record::<B, C, Node, N>(Node, tensors, output, |prep, _| State {
+    let output = B::amp_attention(operands, options, compute);
+    record::<B, C, AttentionNode, N>(AttentionNode, tensors, output, |prep, _| State {
         query: query.keep(prep),
         key: key.keep(prep),
         value: value.keep(prep),
-        bias: bias.map(|bias| Operand::weight(bias).keep(prep)),
+        bias: bias.map(|bias| Operand::as_it_is(bias).keep(prep)),
         mask,
         dtypes: [0, 1, 2].map(|index| tensors[index].dtype().into()),
         options,

@@ -12,8 +12,8 @@ use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
 use burn::tensor::ops::FloatTensor;
 use burn::tensor::{DType, FloatDType, TensorMetadata};
 
-use super::keep::{is_weight, record};
-use super::{AutodiffTensor, unrounded};
+use super::AutodiffTensor;
+use super::keep::{is_parameter, record};
 use crate::backend::AmpBackend;
 use crate::policy::is_half;
 
@@ -65,9 +65,9 @@ pub(super) fn of_operand<B: AmpBackend, C: CheckpointStrategy>(
 }
 
 /// Whether keeping the tensor takes fewer bytes than keeping another type of it: a half tensor is the
-/// smaller of the two, and a weight is there anyway.
+/// smaller of the two, and a parameter is there anyway.
 fn is_smaller<B: AmpBackend, C: CheckpointStrategy>(tensor: &AutodiffTensor<B, C>) -> bool {
-    is_half(tensor.dtype()) || is_weight::<B, C>(tensor)
+    is_half(tensor.dtype()) || is_parameter::<B, C>(tensor)
 }
 
 fn kept<B: AmpBackend, C: CheckpointStrategy>(
@@ -91,7 +91,6 @@ fn recomputable<B: AmpBackend, C: CheckpointStrategy, Strategy: CheckpointStrate
     if from == DType::from(dtype) {
         return tensor;
     }
-    unrounded::forget();
     let output = B::amp_cast(tensor.primitive.clone(), dtype);
     let retro = RetroCast::<B> {
         parent: tensor.node.id,

@@ -14,19 +14,21 @@ use crate::backend::{AmpBackend, product_operand, to, widen, wider};
 
 #[derive(Debug, Clone)]
 struct State<B: AmpBackend, O> {
-    x: Kept<B>,
-    weight: Kept<B>,
-    x_dtype: FloatDType,
-    weight_dtype: FloatDType,
+    /// Needed for the gradient of the weight only, and the weight for that of x.
+    x: Option<Kept<B>>,
+    weight: Option<Kept<B>>,
+    shapes: [Shape; 2],
+    dtypes: [FloatDType; 2],
     bias_dtype: Option<FloatDType>,
     compute: FloatDType,
     options: O,
 }
 
-/// Defines the node of a convolution: Burn's op, ours, and the gradients of input and weight.
+/// Defines the node of a convolution: our op, and Burn's gradients of its input and its weight. These are
+/// given both, of which they take the other one's values and this one's shape.
 macro_rules! convolution {
-    ($node:ident, $name:ident, $op:ident, $options:ty,
-        |$x:ident, $weight:ident, $grad:ident, $opt:ident| $x_backward:expr, $weight_backward:expr) => {
+    ($node:ident, $lowered:ident, $op:ident, $options:ty, |$x:ident, $weight:ident, $grad:ident, $opt:ident|
+        $x_grad:expr, $weight_grad:expr) => {
         #[derive(Debug)]
         struct $node;
 
@@ -40,30 +42,34 @@ macro_rules! convolution {
                 checkpointer: &mut Checkpointer,
             ) {
                 let state = ops.state;
-                let output_grad = grads.consume::<B>(&ops.node);
+                let grad = grads.consume::<B>(&ops.node);
                 let mut parents = ops.parents.into_iter();
                 let [x_node, weight_node, bias_node] =
                     std::array::from_fn(|_| parents.next().flatten());
-                let kept_x = state.x.retrieve(checkpointer);
-                let kept_weight = state.weight.retrieve(checkpointer);
+                let x = state.x.map(|x| x.retrieve(checkpointer));
+                let weight = state.weight.map(|weight| weight.retrieve(checkpointer));
+                let [x_shape, weight_shape] = state.shapes;
+                let [x_dtype, weight_dtype] = state.dtypes;
 
-                if let Some(node) = x_node {
-                    let [$x, $weight, $grad] =
-                        [kept_x.clone(), kept_weight.clone(), output_grad.clone()]
-                            .map(|tensor| product_operand::<B>(tensor, state.compute));
+                if let (Some(node), Some(weight)) = (x_node, weight) {
+                    let run = B::amp_product_type(state.compute);
+                    let [$weight, $grad] = [weight, grad.clone()]
+                        .map(|operand| product_operand::<B>(operand, state.compute, run));
+                    let $x = shape_only::<B>(x_shape, &$grad);
                     let $opt = state.options.clone();
-                    let _ = &$x;
-                    grads.register::<B>(node.id, to::<B>($x_backward, state.x_dtype));
+                    let _ = &$x; // Transposed convolutions do not ask for it.
+                    grads.register::<B>(node.id, to::<B>($x_grad, x_dtype));
                 }
-                if let Some(node) = weight_node {
-                    let wide = wider(state.compute.into(), state.weight_dtype.into()).into();
-                    let [$x, $weight, $grad] = [kept_x, kept_weight, output_grad.clone()]
-                        .map(|tensor| to::<B>(tensor, wide));
+                if let (Some(node), Some(x)) = (weight_node, x) {
+                    let wide = wider(state.compute.into(), weight_dtype.into()).into();
+                    let [$x, $grad] = [x, grad.clone()]
+                        .map(|operand| product_operand::<B>(operand, state.compute, wide));
+                    let $weight = shape_only::<B>(weight_shape, &$grad);
                     let $opt = state.options;
-                    grads.register::<B>(node.id, to::<B>($weight_backward, state.weight_dtype));
+                    grads.register::<B>(node.id, to::<B>($weight_grad, weight_dtype));
                 }
                 if let (Some(node), Some(dtype)) = (bias_node, state.bias_dtype) {
-                    let grad = sum_of_channels::<B>(widen::<B>(output_grad));
+                    let grad = sum_of_channels::<B>(widen::<B>(grad));
                     grads.register::<B>(node.id, to::<B>(grad, dtype));
                 }
             }
@@ -83,9 +89,8 @@ macro_rules! convolution {
             ) -> AutodiffTensor<B, C> {
                 let [x, weight] = [operands[0], operands[1]];
                 let bias = operands.get(2);
-                let is_tracked = operands.iter().any(|operand| operand.is_tracked());
-                let input = Operand::activation(x, compute, is_tracked);
-                let output = B::$name(
+                let input = Operand::lowered(x, compute, weight.is_tracked());
+                let output = B::$lowered(
                     input.value(),
                     weight.primitive.clone(),
                     bias.map(|bias| bias.primitive.clone()),
@@ -93,10 +98,10 @@ macro_rules! convolution {
                     compute,
                 );
                 record::<B, C, $node, N>($node, operands, output, |prep, _| State {
-                    x: input.keep(prep),
-                    weight: Operand::weight(weight).keep(prep),
-                    x_dtype: x.dtype().into(),
-                    weight_dtype: weight.dtype().into(),
+                    x: weight.is_tracked().then(|| input.keep(prep)),
+                    weight: x.is_tracked().then(|| Operand::as_it_is(weight).keep(prep)),
+                    shapes: [x.shape(), weight.shape()],
+                    dtypes: [x.dtype().into(), weight.dtype().into()],
                     bias_dtype: bias.map(|bias| bias.dtype().into()),
                     compute,
                     options,
@@ -159,6 +164,13 @@ convolution!(
     |x, weight, grad, options| B::conv_transpose3d_x_backward(weight, grad, options),
     B::conv_transpose3d_weight_backward(x, weight, grad, options)
 );
+
+/// A tensor for its shape's sake, of one value.
+fn shape_only<B: AmpBackend>(shape: Shape, like: &FloatTensor<B>) -> FloatTensor<B> {
+    let one = Shape::from(vec![1; shape.num_dims()]);
+    let zero = B::float_zeros(one, &B::float_device(like), like.dtype().into());
+    B::float_expand(zero, shape)
+}
 
 /// Burn 0.21 gives wrong values for groups with a stride that leaves values over (its grouped gradient
 /// does not cut them off in one dimension, as it does in two).

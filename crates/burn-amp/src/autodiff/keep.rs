@@ -13,21 +13,21 @@ use burn::backend::autodiff::ops::{Backward, OpsKind, OpsPrep, Tracked};
 use burn::tensor::ops::FloatTensor;
 use burn::tensor::{DType, FloatDType, TensorMetadata};
 
-use super::{AutodiffTensor, unrounded};
+use super::AutodiffTensor;
 use crate::backend::{AmpBackend, to};
 
-/// How many tensors a thread remembers. A copy is asked for again by the next few ops, as by the
-/// query, key and value layers of one norm's result.
+/// How many tensors a thread remembers: those that were asked for last, as by the query, key and value
+/// layers of one norm's result.
 const REMEMBERED: usize = 16;
 
 thread_local! {
-    static COPIES: RefCell<VecDeque<Copy>> = const { RefCell::new(VecDeque::new()) };
-    static EXACT: RefCell<VecDeque<NodeId>> = const { RefCell::new(VecDeque::new()) };
+    static COPIES: RefCell<VecDeque<LoweredCopy>> = const { RefCell::new(VecDeque::new()) };
+    static EXACT: RefCell<VecDeque<(NodeId, FloatDType)>> = const { RefCell::new(VecDeque::new()) };
 }
 
 /// A lowered copy of a node's tensor, while a graph holds it. Node ids are never used again, and a
 /// node's tensor never changes.
-struct Copy {
+struct LoweredCopy {
     node: NodeId,
     dtype: FloatDType,
     copy: Weak<dyn Any + Send + Sync>,
@@ -75,7 +75,6 @@ where
     C: CheckpointStrategy,
     Op: Backward<B, N>,
 {
-    unrounded::forget();
     match op
         .prepare::<C>(parents.map(|parent| parent.node.clone()))
         .compute_bound()
@@ -89,7 +88,7 @@ where
     }
 }
 
-/// Keeps an operand in its own type; in 16 bits if they are known to hold its values.
+/// Keeps an operand in its own type; in a half type if that is known to hold its values.
 pub(super) fn keep<B, C, Op, S, const N: usize>(
     prep: &mut Prep<Op, B, S, C, N>,
     tensor: &AutodiffTensor<B, C>,
@@ -100,32 +99,35 @@ where
     Op: Backward<B, N, State = S>,
     S: Clone + Send + std::fmt::Debug + 'static,
 {
-    if is_exact::<B, C>(tensor) {
-        return Kept::Copy(lowered::<B, C>(tensor, FloatDType::BF16));
+    if let Some(half) = exact_type::<B, C>(tensor) {
+        return Kept::Copy(lowered::<B, C>(tensor, half));
     }
     Kept::Operand(prep.checkpoint(tensor))
 }
 
-/// An operand of an op that computes in a lower type: an activation is lowered once, for the op and for
-/// backward; a weight is kept as it is, because the module holds it anyway.
+/// An operand of an op that computes in a lower type, or one that is kept as it is.
 pub(super) struct Operand<'a, B: AmpBackend, C: CheckpointStrategy> {
     tensor: &'a AutodiffTensor<B, C>,
     copy: Option<Arc<FloatTensor<B>>>,
 }
 
 impl<'a, B: AmpBackend, C: CheckpointStrategy> Operand<'a, B, C> {
-    /// An operand that backward needs if `is_needed`.
-    pub(super) fn activation(
+    /// An activation is lowered once, for the op and for backward, if that needs it. A parameter is kept
+    /// as it is: the module holds it anyway.
+    pub(super) fn lowered(
         tensor: &'a AutodiffTensor<B, C>,
         compute: FloatDType,
         is_needed: bool,
     ) -> Self {
-        let copy = (is_needed && tensor.dtype() != DType::from(compute))
-            .then(|| lowered::<B, C>(tensor, compute));
-        Self { tensor, copy }
+        let is_lowered =
+            is_needed && tensor.dtype() != DType::from(compute) && !is_parameter::<B, C>(tensor);
+        Self {
+            tensor,
+            copy: is_lowered.then(|| lowered::<B, C>(tensor, compute)),
+        }
     }
 
-    pub(super) fn weight(tensor: &'a AutodiffTensor<B, C>) -> Self {
+    pub(super) fn as_it_is(tensor: &'a AutodiffTensor<B, C>) -> Self {
         Self { tensor, copy: None }
     }
 
@@ -148,11 +150,11 @@ impl<'a, B: AmpBackend, C: CheckpointStrategy> Operand<'a, B, C> {
     }
 }
 
-/// A tracked leaf, or a view of one: at most one op from it.
-pub(super) fn is_weight<B: AmpBackend, C: CheckpointStrategy>(
+/// A leaf that gets a gradient.
+pub(super) fn is_parameter<B: AmpBackend, C: CheckpointStrategy>(
     tensor: &AutodiffTensor<B, C>,
 ) -> bool {
-    tensor.is_tracked() && tensor.node.order <= 1
+    tensor.is_tracked() && tensor.node.order == 0
 }
 
 /// The tensor in another type; the copy that an earlier op made, if a graph still holds it.
@@ -166,10 +168,9 @@ pub(super) fn lowered<B: AmpBackend, C: CheckpointStrategy>(
             .find(|copy| copy.node == tensor.node.id && copy.dtype == dtype)
             .and_then(|copy| copy.copy.upgrade())
     });
-    if let Some(copy) = known.and_then(|copy| copy.downcast().ok()) {
-        return copy;
-    }
-    let copy = Arc::new(to::<B>(tensor.primitive.clone(), dtype));
+    let copy = known
+        .and_then(|copy| copy.downcast().ok())
+        .unwrap_or_else(|| Arc::new(to::<B>(tensor.primitive.clone(), dtype)));
     remember::<B, C>(tensor, dtype, &copy);
     copy
 }
@@ -180,28 +181,41 @@ pub(super) fn remember<B: AmpBackend, C: CheckpointStrategy>(
     dtype: FloatDType,
     copy: &Arc<FloatTensor<B>>,
 ) {
+    let node = tensor.node.id;
     let copy: Arc<dyn Any + Send + Sync> = copy.clone();
     COPIES.with_borrow_mut(|copies| {
+        copies.retain(|known| {
+            known.copy.strong_count() > 0 && (known.node, known.dtype) != (node, dtype)
+        });
         copies.truncate(REMEMBERED - 1);
-        copies.push_front(Copy {
-            node: tensor.node.id,
+        copies.push_front(LoweredCopy {
+            node,
             dtype,
             copy: Arc::downgrade(&copy),
         });
     });
 }
 
-/// Takes note that half types hold every value of the tensor.
-pub(super) fn note_exact<B: AmpBackend, C: CheckpointStrategy>(tensor: &AutodiffTensor<B, C>) {
+/// Takes note that a half type holds every value of the tensor.
+pub(super) fn note_exact<B: AmpBackend, C: CheckpointStrategy>(
+    tensor: &AutodiffTensor<B, C>,
+    half: FloatDType,
+) {
     EXACT.with_borrow_mut(|exact| {
         exact.truncate(REMEMBERED - 1);
-        exact.push_front(tensor.node.id);
+        exact.push_front((tensor.node.id, half));
     });
 }
 
-/// Whether half types hold every value of a tensor that has a wider type.
-pub(super) fn is_exact<B: AmpBackend, C: CheckpointStrategy>(
+/// The half type that is known to hold every value of a wider tensor.
+pub(super) fn exact_type<B: AmpBackend, C: CheckpointStrategy>(
     tensor: &AutodiffTensor<B, C>,
-) -> bool {
-    tensor.dtype() == DType::F32 && EXACT.with_borrow(|exact| exact.contains(&tensor.node.id))
+) -> Option<FloatDType> {
+    if tensor.dtype() != DType::F32 {
+        return None;
+    }
+    EXACT.with_borrow(|exact| {
+        let known = exact.iter().find(|(node, _)| *node == tensor.node.id);
+        known.map(|(_, half)| *half)
+    })
 }

@@ -4,13 +4,13 @@
 use burn::backend::autodiff::checkpoint::base::Checkpointer;
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::autodiff::grads::Gradients;
-use burn::backend::autodiff::ops::{Backward, Ops, broadcast_shape};
+use burn::backend::autodiff::ops::{Backward, Ops};
 use burn::tensor::ops::FloatTensor;
 use burn::tensor::{FloatDType, Shape, TensorMetadata};
 
 use super::AutodiffTensor;
-use super::keep::{Kept, Operand, is_weight, record};
-use crate::backend::{AmpBackend, as_matrix, sum_of_rows, to, widen, wider};
+use super::keep::{Kept, Operand, record};
+use crate::backend::{AmpBackend, as_matrix, sum_of_rows, sum_to_shape, to, widen, wider};
 
 #[derive(Debug)]
 struct Linear;
@@ -82,7 +82,7 @@ fn record_linear<B: AmpBackend, C: CheckpointStrategy, const N: usize>(
 ) -> AutodiffTensor<B, C> {
     let [x, weight] = [operands[0], operands[1]];
     let bias = operands.get(2);
-    let input = Operand::activation(x, compute, weight.is_tracked());
+    let input = Operand::lowered(x, compute, weight.is_tracked());
     let output = B::amp_linear(
         input.value(),
         weight.primitive.clone(),
@@ -92,7 +92,7 @@ fn record_linear<B: AmpBackend, C: CheckpointStrategy, const N: usize>(
     record::<B, C, Linear, N>(Linear, operands, output, |prep, _| LinearState {
         // The weight is needed for the gradient of x only, and x for that of the weight.
         x: weight.is_tracked().then(|| input.keep(prep)),
-        weight: x.is_tracked().then(|| Operand::weight(weight).keep(prep)),
+        weight: x.is_tracked().then(|| Operand::as_it_is(weight).keep(prep)),
         x_dtype: x.dtype().into(),
         weight_dtype: weight.dtype().into(),
         bias_dtype: bias.map(|bias| bias.dtype().into()),
@@ -144,10 +144,8 @@ impl<B: AmpBackend> Backward<B, 2> for MatMul {
                 compute: state.compute,
             };
             // One product over all rows, where the right operand is the same for the whole batch.
-            let is_shared = {
-                let dims = gradient.shape.num_dims();
-                gradient.shape.iter().take(dims - 2).all(|dim| *dim == 1)
-            };
+            let leading = gradient.shape.num_dims() - 2;
+            let is_shared = gradient.shape.iter().take(leading).all(|dim| *dim == 1);
             let grad = if is_shared {
                 let lhs = B::float_transpose(as_matrix::<B>(lhs));
                 let product =
@@ -178,7 +176,7 @@ impl Gradient {
         }
         let wide = wider(self.dtype.into(), FloatDType::F32.into()).into();
         let product = B::amp_matmul(lhs, rhs, self.compute, wide);
-        to::<B>(broadcast_shape::<B>(product, &self.shape), self.dtype)
+        to::<B>(sum_to_shape::<B>(product, &self.shape), self.dtype)
     }
 }
 
@@ -189,18 +187,21 @@ pub(super) fn matmul<B: AmpBackend, C: CheckpointStrategy>(
     out: FloatDType,
 ) -> AutodiffTensor<B, C> {
     let shapes = [lhs.shape(), rhs.shape()];
-    let operand = |tensor: usize, is_needed: bool| {
-        let (this, other) = (&shapes[tensor], &shapes[1 - tensor]);
-        let is_broadcast = (0..this.num_dims() - 2).any(|dim| this[dim] == 1 && other[dim] > 1);
-        let tensor = [&lhs, &rhs][tensor];
-        if is_weight::<B, C>(tensor) || is_broadcast {
-            Operand::weight(tensor)
-        } else {
-            Operand::activation(tensor, compute, is_needed)
-        }
+    let is_broadcast = |this: &Shape, other: &Shape| {
+        let leading = this.num_dims().saturating_sub(2);
+        (0..leading).any(|dim| this[dim] == 1 && other[dim] > 1)
     };
-    let left = operand(0, rhs.is_tracked());
-    let right = operand(1, lhs.is_tracked());
+    // A weight stands on the right, as it is or transposed, or is the same for the whole batch.
+    let left = if is_broadcast(&shapes[0], &shapes[1]) {
+        Operand::as_it_is(&lhs)
+    } else {
+        Operand::lowered(&lhs, compute, rhs.is_tracked())
+    };
+    let right = if rhs.node.order <= 1 || is_broadcast(&shapes[1], &shapes[0]) {
+        Operand::as_it_is(&rhs)
+    } else {
+        Operand::lowered(&rhs, compute, lhs.is_tracked())
+    };
     let output = B::amp_matmul(left.value(), right.value(), compute, out);
     record::<B, C, MatMul, 2>(MatMul, [&lhs, &rhs], output, |prep, _| MatMulState {
         lhs: rhs.is_tracked().then(|| left.keep(prep)),

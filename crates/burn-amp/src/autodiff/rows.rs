@@ -82,8 +82,8 @@ fn record_layer_norm<B: AmpBackend, C: CheckpointStrategy, const N: usize>(
     );
     let (output, moments) = (normalized.output, normalized.moments);
     record::<B, C, LayerNorm, N>(LayerNorm, operands, output, |prep, _| LayerNormState {
-        x: Operand::weight(x).keep(prep),
-        gamma: Operand::weight(gamma).keep(prep),
+        x: Operand::as_it_is(x).keep(prep),
+        gamma: Operand::as_it_is(gamma).keep(prep),
         moments,
         gamma_dtype: gamma.dtype().into(),
         beta_dtype: beta.map(|beta| beta.dtype().into()),
@@ -180,7 +180,7 @@ pub(super) fn log_softmax<B: AmpBackend, C: CheckpointStrategy>(
 ) -> AutodiffTensor<B, C> {
     let (output, log_sum) = B::amp_log_softmax_forward(x.primitive.clone(), dim);
     record::<B, C, LogSoftmax, 1>(LogSoftmax, [&x], output, |prep, _| LogSoftmaxState {
-        x: Operand::weight(&x).keep(prep),
+        x: Operand::as_it_is(&x).keep(prep),
         log_sum,
         dim,
     })

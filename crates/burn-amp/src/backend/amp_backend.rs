@@ -19,8 +19,10 @@ macro_rules! convolutions {
             options: $options,
             compute: FloatDType,
         ) -> FloatTensor<Self> {
-            let [x, weight] = [x, weight].map(|operand| product_operand::<Self>(operand, compute));
-            let bias = bias.map(|bias| product_operand::<Self>(bias, compute));
+            let run = Self::amp_product_type(compute);
+            let [x, weight] =
+                [x, weight].map(|operand| product_operand::<Self>(operand, compute, run));
+            let bias = bias.map(|bias| product_operand::<Self>(bias, compute, run));
             to::<Self>(Self::$op(x, weight, bias, options), compute)
         }
     )*};
@@ -33,8 +35,8 @@ macro_rules! convolutions {
 /// with an empty `impl`. Backends override what they can do in one pass; Burn's `Autodiff` overrides
 /// what mixed precision records in the graph.
 ///
-/// Operands come in the types that the program gave them. Where a method takes a `compute` type, they
-/// are brought to it on the way in. An f64 operand makes f64 what is f32 below.
+/// Operands come in the types that the program gave them. Where a method takes a `compute` type, the
+/// method brings them to it. An f64 operand makes f64 what is f32 below.
 pub trait AmpBackend: Backend {
     // Casts
 
@@ -73,9 +75,9 @@ pub trait AmpBackend: Backend {
         Self::amp_cast(tensor, dtype)
     }
 
-    /// Takes note that half types hold every value of `tensor`, as those of a dropout mask. Under
-    /// autodiff, an op that keeps it for backward then keeps it in 16 bits.
-    fn amp_note_exact(_tensor: &FloatTensor<Self>) {}
+    /// Takes note that a half type holds every value of `tensor`, as those of a dropout mask. Under
+    /// autodiff, an op that keeps it for backward then keeps it in that type.
+    fn amp_note_exact(_tensor: &FloatTensor<Self>, _dtype: FloatDType) {}
 
     /// Divides a gradient by the loss scale: f32(gradient) × `inv_scale`, in f32 (f64 stays f64).
     ///
@@ -119,7 +121,7 @@ pub trait AmpBackend: Backend {
 
     /// Matrix product of operands in the `compute` type, with a result in type `out`.
     ///
-    /// A result that is wider than the compute type comes from an f32 accumulator, without having been
+    /// A result that is wider than the compute type comes from the accumulator, without having been
     /// rounded to the compute type; the default multiplies in type `out` then.
     ///
     /// # Shapes
@@ -132,12 +134,8 @@ pub trait AmpBackend: Backend {
         compute: FloatDType,
         out: FloatDType,
     ) -> FloatTensor<Self> {
-        let [lhs, rhs] = if compute == out {
-            [lhs, rhs].map(|operand| product_operand::<Self>(operand, compute))
-        } else {
-            let dtype = wider(compute.into(), out.into()).into();
-            [lhs, rhs].map(|operand| to::<Self>(operand, dtype))
-        };
+        let run = wider(Self::amp_product_type(compute).into(), out.into()).into();
+        let [lhs, rhs] = [lhs, rhs].map(|operand| product_operand::<Self>(operand, compute, run));
         to::<Self>(Self::float_matmul(lhs, rhs), out)
     }
 
@@ -153,8 +151,9 @@ pub trait AmpBackend: Backend {
         bias: Option<FloatTensor<Self>>,
         compute: FloatDType,
     ) -> FloatTensor<Self> {
-        let [x, weight] = [x, weight].map(|operand| product_operand::<Self>(operand, compute));
-        let bias = bias.map(|bias| product_operand::<Self>(bias, compute));
+        let run = Self::amp_product_type(compute);
+        let [x, weight] = [x, weight].map(|operand| product_operand::<Self>(operand, compute, run));
+        let bias = bias.map(|bias| product_operand::<Self>(bias, compute, run));
         to::<Self>(Self::linear(x, weight, bias), compute)
     }
 
@@ -188,12 +187,10 @@ pub trait AmpBackend: Backend {
     /// Attention with products in the `compute` type, which the result has too, and softmax in f32.
     /// A row with everything masked gives zeros.
     ///
-    /// The default runs the backend's own attention on operands of the compute type.
-    ///
     /// # Shapes
     ///
     /// - query: `[batch, heads, queries, d_head]`, key: `[batch, heads, keys, d_head]`,
-    ///   value: `[batch, heads, keys, d_value]`
+    ///   value: `[batch, heads, keys, d_value]`, with a batch and heads that broadcast
     /// - mask (true hides a key), bias: `[batch, heads, queries, keys]`, or 1 where they broadcast
     /// - returns: `[batch, heads, queries, d_value]`
     fn amp_attention(
@@ -201,16 +198,24 @@ pub trait AmpBackend: Backend {
         options: AttentionModuleOptions,
         compute: FloatDType,
     ) -> FloatTensor<Self> {
-        let Attention {
-            query,
-            key,
-            value,
-            mask,
-            bias,
-        } = operands;
-        let bias = bias.map(|bias| saturated::<Self>(bias, compute));
-        let [query, key, value] = [query, key, value].map(|operand| to::<Self>(operand, compute));
-        Self::attention(query, key, value, mask, bias, options)
+        composed::attention::<Self>(operands, options, compute)
+    }
+
+    /// The gradients of an attention, from its operands alone. `dtypes` are those of the gradients of
+    /// query, key and value; the bias's has the type of the bias.
+    ///
+    /// # Shapes
+    ///
+    /// - operands: as in [`amp_attention`](AmpBackend::amp_attention)
+    /// - grad: `[batch, heads, queries, d_value]`
+    fn amp_attention_backward(
+        operands: Attention<Self>,
+        options: AttentionModuleOptions,
+        compute: FloatDType,
+        grad: FloatTensor<Self>,
+        dtypes: [FloatDType; 3],
+    ) -> AttentionGrads<Self> {
+        composed::attention_backward::<Self>(operands, options, compute, grad, dtypes)
     }
 
     // Elementwise arithmetic of two types
@@ -251,8 +256,7 @@ pub trait AmpBackend: Backend {
     }
 
     /// `grad` times the derivative of GELU at `x`: Φ(x) + x φ(x), with the normal distribution and its
-    /// density. Computed in f32, where it is finite for every finite f16 and for |x| up to 1e19 in
-    /// bf16; stored in the type of `x`.
+    /// density. Computed in f32, where it is finite for every finite operand; stored in the type of `x`.
     ///
     /// # Shapes
     ///
@@ -406,6 +410,19 @@ pub struct Attention<B: Backend> {
     /// True hides a key from a query; `[batch, heads, queries, keys]`, or 1 where it broadcasts.
     pub mask: Option<BoolTensor<B>>,
     /// Added to the scores; shaped as the mask.
+    pub bias: Option<FloatTensor<B>>,
+}
+
+/// The gradients of an attention, each in the shape of its operand.
+#[derive(Debug, Clone)]
+pub struct AttentionGrads<B: Backend> {
+    /// Of the query.
+    pub query: FloatTensor<B>,
+    /// Of the key.
+    pub key: FloatTensor<B>,
+    /// Of the value.
+    pub value: FloatTensor<B>,
+    /// Of the bias, if there is one.
     pub bias: Option<FloatTensor<B>>,
 }
 

@@ -75,8 +75,10 @@ impl<B: AmpBackend> FloatTensorOps<Self> for Amp<B> {
     ) -> FloatTensor<Self> {
         let tensor = B::float_random(shape, distribution, device, dtype);
         // A dropout mask: zeros and ones.
-        if let Distribution::Bernoulli(_) = distribution {
-            B::amp_note_exact(&tensor);
+        if let Distribution::Bernoulli(_) = distribution
+            && let Rule::Lower(half) = operands::rule::<B>(Op::float_matmul, &tensor)
+        {
+            B::amp_note_exact(&tensor, half.dtype());
         }
         tensor
     }
@@ -430,7 +432,8 @@ impl<B: AmpBackend> FloatTensorOps<Self> for Amp<B> {
 /// The tensor as it is read: f32 for a half type, where the configuration says so.
 pub(super) fn read_back<B: AmpBackend>(tensor: FloatTensor<B>) -> FloatTensor<B> {
     if is_half(tensor.dtype()) && policy::reads_as_f32(&B::float_device(&tensor)) {
-        return B::amp_cast(tensor, FloatDType::F32);
+        // Detached, so that a read is not part of the graph.
+        return B::amp_cast(B::float_detach(tensor), FloatDType::F32);
     }
     tensor
 }

@@ -21,8 +21,10 @@ use std::marker::PhantomData;
 use burn::tensor::backend::{Backend, BackendTypes, DTypeUsageSet, ExecutionError};
 use burn::tensor::{DType, TensorData};
 
-pub use amp_backend::{AmpBackend, Arithmetic, Attention, LayerNorm, LayerNormGrads, Moments};
-pub(crate) use composed::{as_matrix, attention, attention_backward, sum_of_rows};
+pub use amp_backend::{
+    AmpBackend, Arithmetic, Attention, AttentionGrads, LayerNorm, LayerNormGrads, Moments,
+};
+pub(crate) use composed::{as_matrix, sum_of_rows, sum_to_shape};
 pub(crate) use operands::{product_operand, saturated, to, widen, wider};
 
 /// A backend that runs ops in the precision that the rules give them.

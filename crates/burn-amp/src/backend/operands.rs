@@ -119,21 +119,18 @@ fn to_operand<B: AmpBackend>(tensor: FloatTensor<B>, dtype: FloatDType) -> Float
     B::amp_cast_operand(tensor, dtype)
 }
 
-/// An operand's nearest values in the compute type, in the type that products of it are run in.
+/// An operand's nearest values in the compute type, in type `run`.
 pub(crate) fn product_operand<B: AmpBackend>(
     operand: FloatTensor<B>,
     compute: FloatDType,
+    run: FloatDType,
 ) -> FloatTensor<B> {
-    let product = B::amp_product_type(compute);
-    let compute_dtype = DType::from(compute);
-    if operand.dtype() == DType::from(product) && product != compute {
+    let dtype = operand.dtype();
+    if dtype == DType::from(run) && run != compute {
         counters::count_cast();
         return B::amp_round(operand, compute);
     }
-    if operand.dtype() == compute_dtype {
-        return to::<B>(operand, product);
-    }
-    to::<B>(to::<B>(operand, compute), product)
+    to::<B>(to::<B>(operand, compute), run)
 }
 
 /// As [`to`]; a finite value beyond the range becomes the largest finite one.

@@ -7,7 +7,8 @@ use burn::tensor::ops::{
     FloatTensor, FloatTensorOps,
 };
 use burn::tensor::{DType, FloatDType, Shape, TensorData, TensorMetadata};
-use burn_amp::extension::{AmpBackend, Arithmetic, Attention};
+use burn_amp::AmpBackend;
+use burn_amp::extension::{Arithmetic, Attention};
 
 use crate::common::SplitMix64;
 

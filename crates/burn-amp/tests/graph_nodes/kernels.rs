@@ -4,7 +4,7 @@ use burn::backend::{Flex, NdArray};
 use burn::tensor::backend::Backend;
 use burn::tensor::ops::{FloatTensor, FloatTensorOps};
 use burn::tensor::{DType, FloatDType, Shape, TensorData, TensorMetadata};
-use burn_amp::extension::AmpBackend;
+use burn_amp::AmpBackend;
 
 use crate::common::SplitMix64;
 

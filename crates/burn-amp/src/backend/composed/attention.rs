@@ -1,131 +1,133 @@
 //! Attention over a few queries at a time: no more than a slice of the scores exists at once, in
 //! forward or in backward.
 
+use std::ops::Range;
+
 use burn::tensor::backend::Backend;
 use burn::tensor::ops::{AttentionModuleOptions, BoolTensor, FloatTensor};
 use burn::tensor::{FloatDType, Shape, Slice, TensorMetadata, get_device_settings};
 
+use super::sum_to_shape;
 use crate::backend::AmpBackend;
-use crate::backend::amp_backend::Attention;
-use crate::backend::operands::{to, widen, wider};
-use burn::backend::autodiff::ops::broadcast_shape;
+use crate::backend::amp_backend::{Attention, AttentionGrads};
+use crate::backend::operands::{product_operand, to, wider};
 
 /// Below this many bytes of scores, a slice is not worth its launches.
 const MIN_SLICE_BYTES: usize = 4 << 20;
 
-/// The gradients of an attention, each in the type of its operand.
-#[derive(Debug)]
-pub(crate) struct AttentionGrads<B: Backend> {
-    pub query: FloatTensor<B>,
-    pub key: FloatTensor<B>,
-    pub value: FloatTensor<B>,
-    pub bias: Option<FloatTensor<B>>,
-}
-
 /// Two products in the compute type around a softmax in f32.
-pub(crate) fn attention<B: AmpBackend>(
+pub(in crate::backend) fn attention<B: AmpBackend>(
     operands: Attention<B>,
     options: AttentionModuleOptions,
     compute: FloatDType,
 ) -> FloatTensor<B> {
-    let plan = Plan::new(&operands, options, compute);
-    let outputs = plan
-        .slices()
-        .map(|rows| {
-            let query = plan.queries::<B>(operands.query.clone(), &rows);
-            let scores = plan.scores(&operands, query, &rows);
-            let probabilities = softmax_of_masked::<B>(scores.masked);
-            B::amp_matmul(probabilities, operands.value.clone(), compute, compute)
-        })
-        .collect();
-    concatenate::<B>(outputs)
+    let plan = Plan::new(operands, options, compute);
+    let run = B::amp_product_type(compute);
+    let value = product_operand::<B>(plan.operands.value.clone(), compute, run);
+    let outputs = plan.slices().map(|rows| {
+        let scores = plan.scores(plan.queries_of(&plan.operands.query, &rows), &rows);
+        let probabilities = softmax_of_masked::<B>(scores.masked);
+        let probabilities = product_operand::<B>(probabilities, compute, run);
+        to::<B>(B::float_matmul(probabilities, value.clone()), compute)
+    });
+    concatenated::<B>(outputs.collect())
 }
 
 /// The scores are computed again, a slice at a time. With P the probabilities and dO the gradient:
 /// dV = Pᵀ dO, dP = dO Vᵀ, dS = P (dP - Σ P dP over a row), dQ = dS K and dK = dSᵀ Q, times the scale.
-pub(crate) fn attention_backward<B: AmpBackend>(
+pub(in crate::backend) fn attention_backward<B: AmpBackend>(
     operands: Attention<B>,
     options: AttentionModuleOptions,
     compute: FloatDType,
     grad: FloatTensor<B>,
+    dtypes: [FloatDType; 3],
 ) -> AttentionGrads<B> {
-    let plan = Plan::new(&operands, options, compute);
+    let plan = Plan::new(operands, options, compute);
     let wide = plan.wide;
+    let grad = to::<B>(grad, wide);
+    let value = product_operand::<B>(plan.operands.value.clone(), compute, wide);
+    let value = B::float_swap_dims(value, 2, 3);
+
     let mut query_grads = Vec::new();
     let mut bias_grads = Vec::new();
-    let mut key_grad = None;
-    let mut value_grad = None;
-
+    let mut key_grad = Sum::<B>::default();
+    let mut value_grad = Sum::<B>::default();
     for rows in plan.slices() {
-        let query = plan.queries::<B>(operands.query.clone(), &rows);
-        let grad = plan.queries::<B>(grad.clone(), &rows);
-        let scores = plan.scores(&operands, query.clone(), &rows);
+        let query = plan.queries_of(&plan.operands.query, &rows);
+        let grad = plan.queries_of(&grad, &rows);
+        let scores = plan.scores(query.clone(), &rows);
         let probabilities = softmax_of_masked::<B>(scores.masked);
 
-        let stored = to::<B>(probabilities.clone(), compute);
-        let sum = B::amp_matmul(transposed::<B>(stored), grad.clone(), compute, wide);
-        value_grad = Some(added::<B>(value_grad, sum));
+        // As forward multiplied with them.
+        let stored = B::amp_round(probabilities.clone(), compute);
+        value_grad.add(B::float_matmul(
+            B::float_swap_dims(stored, 2, 3),
+            grad.clone(),
+        ));
 
-        let value = transposed::<B>(operands.value.clone());
-        let grad = B::amp_matmul(grad, value, compute, wide);
+        let grad = B::float_matmul(grad, value.clone());
         let weighted = B::float_mul(probabilities.clone(), grad);
         let mean = B::float_sum_dim(weighted.clone(), 3);
         let grad = B::float_sub(weighted, B::float_mul(probabilities, mean));
-
-        if let Some(bias) = &operands.bias {
-            bias_grads.push(plan.bias_grad::<B>(grad.clone(), bias.shape()));
+        if plan.operands.bias.is_some() {
+            bias_grads.push(grad.clone());
         }
         // Where the scores were capped, their derivative is 1 - tanh².
         let grad = match scores.tanh {
             Some(tanh) => {
-                let slope =
-                    B::float_add_scalar(B::float_neg(B::float_mul(tanh.clone(), tanh)), 1.0.into());
+                let square = B::float_mul(tanh.clone(), tanh);
+                let slope = B::float_add_scalar(B::float_neg(square), 1.0.into());
                 B::float_mul(grad, slope)
             }
             None => grad,
         };
         let grad = B::float_mul_scalar(grad, plan.scale.into());
 
-        let sum = B::amp_matmul(transposed::<B>(grad.clone()), query, compute, wide);
-        key_grad = Some(added::<B>(key_grad, sum));
-        query_grads.push(B::amp_matmul(grad, operands.key.clone(), compute, wide));
+        let query = product_operand::<B>(query, compute, wide);
+        key_grad.add(B::float_matmul(
+            B::float_swap_dims(grad.clone(), 2, 3),
+            query,
+        ));
+        query_grads.push(B::float_matmul(grad, plan.key.clone()));
     }
 
-    let zeros = |like: &FloatTensor<B>| {
-        B::float_zeros(like.shape(), &B::float_device(like), like.dtype().into())
+    let finish = |grad: FloatTensor<B>, of: &FloatTensor<B>, dtype: FloatDType| {
+        to::<B>(sum_to_shape::<B>(grad, &of.shape()), dtype)
     };
-    let stored = |grad: Option<FloatTensor<B>>, like: &FloatTensor<B>| match grad {
-        Some(grad) => to::<B>(grad, like.dtype().into()),
-        None => zeros(like),
-    };
-    let bias = operands.bias.map(|bias| {
-        let grad = if bias.shape()[2] == 1 {
-            bias_grads.into_iter().reduce(B::float_add)
-        } else if bias_grads.is_empty() {
-            None
+    let operands = &plan.operands;
+    let bias = operands.bias.as_ref().map(|bias| {
+        // Summed a slice at a time where the bias is the same for every query.
+        let sum = if bias.shape()[2] == 1 {
+            let mut sum = Sum::<B>::default();
+            for grad in bias_grads {
+                sum.add(sum_to_shape::<B>(grad, &bias.shape()));
+            }
+            sum.total()
         } else {
-            Some(concatenate::<B>(bias_grads))
+            concatenated::<B>(bias_grads)
         };
-        stored(grad, &bias)
+        finish(sum, bias, bias.dtype().into())
     });
-    let query_grad = (!query_grads.is_empty()).then(|| concatenate::<B>(query_grads));
     AttentionGrads {
-        query: stored(query_grad, &operands.query),
-        key: stored(key_grad, &operands.key),
-        value: stored(value_grad, &operands.value),
+        query: finish(concatenated::<B>(query_grads), &operands.query, dtypes[0]),
+        key: finish(key_grad.total(), &operands.key, dtypes[1]),
+        value: finish(value_grad.total(), &operands.value, dtypes[2]),
         bias,
     }
 }
 
-/// The scores of some queries with all keys.
+/// The scores of some queries with all keys, in f32.
 struct Scores<B: Backend> {
     masked: FloatTensor<B>,
     /// Of the scores before the cap, where there is one.
     tanh: Option<FloatTensor<B>>,
 }
 
-/// The sizes and types of one attention.
-struct Plan {
+/// One attention: its operands, sizes and types.
+struct Plan<B: Backend> {
+    operands: Attention<B>,
+    /// In f32, for every slice.
+    key: FloatTensor<B>,
     batch: usize,
     heads: usize,
     queries: usize,
@@ -137,74 +139,64 @@ struct Plan {
     wide: FloatDType,
 }
 
-impl Plan {
-    fn new<B: AmpBackend>(
-        operands: &Attention<B>,
-        options: AttentionModuleOptions,
-        compute: FloatDType,
-    ) -> Self {
+impl<B: AmpBackend> Plan<B> {
+    fn new(operands: Attention<B>, options: AttentionModuleOptions, compute: FloatDType) -> Self {
         if let Some(softcap) = options.softcap {
             assert!(softcap > 0.0, "softcap must be positive, got {softcap}");
         }
-        let query = operands.query.shape();
-        let [batch, heads, queries, width] = [query[0], query[1], query[2], query[3]];
-        let keys = operands.key.shape()[2];
-        let wide: FloatDType = wider(compute.into(), FloatDType::F32.into()).into();
+        let products = [&operands.query, &operands.key, &operands.value];
+        let [query, key, value] = products.map(TensorMetadata::shape);
+        let [batch, heads] = [0, 1].map(|dim| query[dim].max(key[dim]).max(value[dim]));
+        let [queries, keys] = [query[2], key[2]];
 
         let row_bytes = batch * heads * keys * size_of::<f32>();
-        let operand_bytes: usize = [&operands.query, &operands.key, &operands.value]
+        let operand_bytes: usize = products
             .iter()
             .map(|operand| operand.shape().num_elements() * operand.dtype().size())
             .sum();
-        let bytes = operand_bytes.max(MIN_SLICE_BYTES);
+        let slice_bytes = operand_bytes.max(MIN_SLICE_BYTES);
+        let wide: FloatDType = wider(compute.into(), FloatDType::F32.into()).into();
         Self {
+            key: product_operand::<B>(operands.key.clone(), compute, wide),
             batch,
             heads,
             queries,
             keys,
-            rows_at_once: (bytes / row_bytes.max(1)).max(1),
+            rows_at_once: (slice_bytes / row_bytes.max(1)).max(1),
             scale: options
                 .scale
-                .unwrap_or_else(|| (width as f64).sqrt().recip()),
+                .unwrap_or_else(|| (query[3] as f64).sqrt().recip()),
             options,
             compute,
             wide,
+            operands,
         }
     }
 
     /// At least one slice, so that an attention without queries has a result too.
-    fn slices(&self) -> impl Iterator<Item = std::ops::Range<usize>> + '_ {
-        let count = self.queries.div_ceil(self.rows_at_once).max(1);
-        (0..count).map(|slice| {
-            let start = slice * self.rows_at_once;
-            start..(start + self.rows_at_once).min(self.queries)
-        })
+    fn slices(&self) -> impl Iterator<Item = Range<usize>> + use<B> {
+        let (queries, rows) = (self.queries, self.rows_at_once);
+        (0..queries.div_ceil(rows).max(1))
+            .map(move |slice| slice * rows..((slice + 1) * rows).min(queries))
     }
 
-    fn is_whole(&self, rows: &std::ops::Range<usize>) -> bool {
-        rows.len() == self.queries
-    }
-
-    fn queries<B: AmpBackend>(
-        &self,
-        tensor: FloatTensor<B>,
-        rows: &std::ops::Range<usize>,
-    ) -> FloatTensor<B> {
-        if self.is_whole(rows) || tensor.shape()[2] == 1 {
-            return tensor;
+    /// The part of a tensor that belongs to some queries; all of it where it is the same for every query.
+    fn queries_of(&self, tensor: &FloatTensor<B>, rows: &Range<usize>) -> FloatTensor<B> {
+        if self.is_whole(tensor.shape()[2], rows) {
+            return tensor.clone();
         }
-        B::float_slice(tensor, &slice_of(rows))
+        B::float_slice(tensor.clone(), &slice_of(rows))
     }
 
-    fn scores<B: AmpBackend>(
-        &self,
-        operands: &Attention<B>,
-        query: FloatTensor<B>,
-        rows: &std::ops::Range<usize>,
-    ) -> Scores<B> {
-        let key = transposed::<B>(operands.key.clone());
+    fn is_whole(&self, len: usize, rows: &Range<usize>) -> bool {
+        rows.len() == self.queries || len == 1
+    }
+
+    fn scores(&self, query: FloatTensor<B>, rows: &Range<usize>) -> Scores<B> {
         // In f32 from the accumulator: in f16, q = k = 40 would be infinite.
-        let scores = B::amp_matmul(query, key, self.compute, self.wide);
+        let key = B::float_swap_dims(self.key.clone(), 2, 3);
+        let query = product_operand::<B>(query, self.compute, self.wide);
+        let scores = B::float_matmul(query, key);
         let scores = B::float_mul_scalar(scores, self.scale.into());
 
         let (scores, tanh) = match self.options.softcap {
@@ -215,35 +207,26 @@ impl Plan {
             }
             None => (scores, None),
         };
-        let scores = match &operands.mask {
-            Some(mask) => {
-                let mask = self.mask::<B>(mask.clone(), rows);
-                B::float_mask_fill(scores, mask, f32::NEG_INFINITY.into())
-            }
+        let hidden = f32::NEG_INFINITY;
+        let scores = match &self.operands.mask {
+            Some(mask) => B::float_mask_fill(scores, self.mask(mask.clone(), rows), hidden.into()),
             None => scores,
         };
         let scores = if self.options.is_causal {
-            let mask = self.causal_mask::<B>(&scores, rows);
-            B::float_mask_fill(scores, mask, f32::NEG_INFINITY.into())
+            let mask = self.causal_mask(&scores, rows);
+            B::float_mask_fill(scores, mask, hidden.into())
         } else {
             scores
         };
-        let masked = match &operands.bias {
-            Some(bias) => {
-                let bias = self.queries::<B>(bias.clone(), rows);
-                B::float_add(scores, to::<B>(widen::<B>(bias), self.wide))
-            }
+        let masked = match &self.operands.bias {
+            Some(bias) => B::float_add(scores, to::<B>(self.queries_of(bias, rows), self.wide)),
             None => scores,
         };
         Scores { masked, tanh }
     }
 
-    fn mask<B: AmpBackend>(
-        &self,
-        mask: BoolTensor<B>,
-        rows: &std::ops::Range<usize>,
-    ) -> BoolTensor<B> {
-        let mask = if self.is_whole(rows) || mask.shape()[2] == 1 {
+    fn mask(&self, mask: BoolTensor<B>, rows: &Range<usize>) -> BoolTensor<B> {
+        let mask = if self.is_whole(mask.shape()[2], rows) {
             mask
         } else {
             B::bool_slice(mask, &slice_of(rows))
@@ -252,14 +235,10 @@ impl Plan {
     }
 
     /// True where a key comes after its query; the last query sees the last key.
-    fn causal_mask<B: AmpBackend>(
-        &self,
-        scores: &FloatTensor<B>,
-        rows: &std::ops::Range<usize>,
-    ) -> BoolTensor<B> {
+    fn causal_mask(&self, scores: &FloatTensor<B>, rows: &Range<usize>) -> BoolTensor<B> {
         let device = B::float_device(scores);
         let settings = get_device_settings::<B>(&device);
-        let positions = |range: std::ops::Range<i64>, shape: [usize; 4]| {
+        let positions = |range: Range<i64>, shape: [usize; 4]| {
             let positions = B::int_arange(range, &device, settings.int_dtype);
             B::int_reshape(positions, Shape::new(shape))
         };
@@ -273,35 +252,39 @@ impl Plan {
         B::bool_expand(mask, self.score_shape(rows))
     }
 
-    fn score_shape(&self, rows: &std::ops::Range<usize>) -> Shape {
+    fn score_shape(&self, rows: &Range<usize>) -> Shape {
         Shape::new([self.batch, self.heads, rows.len(), self.keys])
-    }
-
-    /// The part of a bias gradient that some queries give: summed where the bias is broadcast.
-    fn bias_grad<B: AmpBackend>(&self, grad: FloatTensor<B>, bias: Shape) -> FloatTensor<B> {
-        let rows = grad.shape()[2];
-        let rows = if bias[2] == 1 { 1 } else { rows };
-        broadcast_shape::<B>(grad, &Shape::new([bias[0], bias[1], rows, bias[3]]))
     }
 }
 
-fn slice_of(rows: &std::ops::Range<usize>) -> [Slice; 4] {
+/// A sum over slices.
+struct Sum<B: Backend>(Option<FloatTensor<B>>);
+
+impl<B: Backend> Default for Sum<B> {
+    fn default() -> Self {
+        Self(None)
+    }
+}
+
+impl<B: Backend> Sum<B> {
+    fn add(&mut self, more: FloatTensor<B>) {
+        self.0 = Some(match self.0.take() {
+            Some(sum) => B::float_add(sum, more),
+            None => more,
+        });
+    }
+
+    fn total(self) -> FloatTensor<B> {
+        self.0.expect("there is at least one slice")
+    }
+}
+
+fn slice_of(rows: &Range<usize>) -> [Slice; 4] {
     let all = Slice::full();
     [all, all, Slice::from(rows.clone()), all]
 }
 
-fn transposed<B: AmpBackend>(tensor: FloatTensor<B>) -> FloatTensor<B> {
-    B::float_swap_dims(tensor, 2, 3)
-}
-
-fn added<B: AmpBackend>(sum: Option<FloatTensor<B>>, more: FloatTensor<B>) -> FloatTensor<B> {
-    match sum {
-        Some(sum) => B::float_add(sum, more),
-        None => more,
-    }
-}
-
-fn concatenate<B: AmpBackend>(mut slices: Vec<FloatTensor<B>>) -> FloatTensor<B> {
+fn concatenated<B: AmpBackend>(mut slices: Vec<FloatTensor<B>>) -> FloatTensor<B> {
     if slices.len() == 1 {
         return slices.remove(0);
     }

@@ -7,8 +7,8 @@ mod rows;
 use burn::tensor::ops::FloatTensor;
 use burn::tensor::{FloatDType, TensorMetadata, get_device_settings};
 
-pub(crate) use attention::{attention, attention_backward};
-pub(crate) use rows::{as_matrix, sum_of_rows};
+pub(super) use attention::{attention, attention_backward};
+pub(crate) use rows::{as_matrix, sum_of_rows, sum_to_shape};
 pub(super) use rows::{
     layer_norm, layer_norm_backward, log_softmax, log_softmax_backward, softmax_backward,
 };
@@ -24,6 +24,8 @@ pub(super) fn cast_saturating<B: AmpBackend>(
     let Some(max) = largest_finite(dtype) else {
         return B::amp_cast(tensor, dtype);
     };
+    // The bound of one half type is no value of the other.
+    let tensor = widen::<B>(tensor);
     let bools = get_device_settings::<B>(&B::float_device(&tensor)).bool_dtype;
     let above = B::float_greater_elem(tensor.clone(), max.into(), bools);
     let below = B::float_lower_elem(tensor.clone(), (-max).into(), bools);

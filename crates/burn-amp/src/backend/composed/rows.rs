@@ -121,6 +121,19 @@ fn as_row<B: AmpBackend>(vector: FloatTensor<B>, rank: usize) -> FloatTensor<B> 
     B::float_reshape(vector, Shape::from(dims))
 }
 
+/// The gradient of an operand that was broadcast: the sum over the dimensions in which it was.
+pub(crate) fn sum_to_shape<B: AmpBackend>(
+    mut tensor: FloatTensor<B>,
+    shape: &Shape,
+) -> FloatTensor<B> {
+    for dim in 0..shape.num_dims() {
+        if tensor.shape()[dim] != shape[dim] {
+            tensor = B::float_sum_dim(tensor, dim);
+        }
+    }
+    tensor
+}
+
 /// The sum over all dimensions but the last, as a vector.
 pub(crate) fn sum_of_rows<B: AmpBackend>(tensor: FloatTensor<B>) -> FloatTensor<B> {
     let width = tensor.shape()[tensor.rank() - 1];

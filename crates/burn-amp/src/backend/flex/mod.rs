@@ -30,6 +30,7 @@ impl AmpBackend for Flex {
     }
 
     fn amp_cast_saturating(tensor: FloatTensor<Self>, dtype: FloatDType) -> FloatTensor<Self> {
+        let tensor = operands::widen::<Self>(tensor);
         match (tensor.dtype(), largest_finite(dtype)) {
             (DType::F32, Some(max)) => cast::narrow(&tensor, dtype.into(), |value| {
                 if value.is_finite() {
@@ -38,7 +39,7 @@ impl AmpBackend for Flex {
                     value
                 }
             }),
-            _ => Self::amp_cast(tensor, dtype),
+            _ => composed::cast_saturating::<Self>(tensor, dtype),
         }
     }
 

@@ -47,8 +47,14 @@ impl Rows {
         }
     }
 
-    /// All values, for a vector.
-    fn vector(tensor: &FlexTensor) -> Vec<f32> {
+    /// The values of a vector that goes with rows of this width.
+    fn vector(tensor: &FlexTensor, width: usize) -> Vec<f32> {
+        let shape = tensor.layout().shape();
+        assert_eq!(
+            shape.to_vec(),
+            [width],
+            "a layer norm over {width} values needs as many scales and biases"
+        );
         let rows = Rows::new(tensor);
         let mut values = vec![0.0; rows.width];
         rows.read(0, &mut values);
@@ -114,8 +120,8 @@ pub(super) fn layer_norm(
 ) -> LayerNorm<Flex> {
     let shape = tensor.layout().shape().clone();
     let rows = Rows::new(&tensor);
-    let gamma = Rows::vector(&gamma);
-    let beta = beta.map(|beta| Rows::vector(&beta));
+    let gamma = Rows::vector(&gamma, rows.width);
+    let beta = beta.map(|beta| Rows::vector(&beta, rows.width));
 
     let mut row = rows.buffer();
     let mut out = Output::new(FloatDType::F32, shape.num_elements());
@@ -158,7 +164,7 @@ pub(super) fn layer_norm_backward(
 ) -> LayerNormGrads<Flex> {
     let shape = x.layout().shape().clone();
     let (xs, grads) = (Rows::new(&x), Rows::new(&grad));
-    let gamma = Rows::vector(&gamma);
+    let gamma = Rows::vector(&gamma, xs.width);
     let [means, inv_deviations] =
         [moments.mean, moments.inv_deviation].map(|statistic| statistic.to_contiguous());
     let (means, inv_deviations) = (means.storage::<f32>(), inv_deviations.storage::<f32>());
