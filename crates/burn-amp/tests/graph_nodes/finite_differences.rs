@@ -302,6 +302,25 @@ fn should_differentiate_attention() {
     });
 }
 
+/// As multi-query attention has one key and one value for all heads.
+#[test]
+fn should_differentiate_attention_whose_operands_broadcast() {
+    let shapes: [[&[usize]; 3]; 3] = [
+        [&[2, 2, 3, 4], &[2, 1, 5, 4], &[2, 1, 5, 3]],
+        [&[1, 2, 3, 4], &[2, 2, 5, 4], &[2, 2, 5, 3]],
+        [&[2, 1, 3, 4], &[1, 2, 5, 4], &[2, 2, 5, 3]],
+    ];
+    let options = AttentionModuleOptions {
+        is_causal: true,
+        ..Default::default()
+    };
+    for shapes in shapes {
+        check(operands(shapes, 0.0), |operands| {
+            attention(operands, Some(mask([1, 2, 1, 5])), options)
+        });
+    }
+}
+
 #[test]
 fn should_differentiate_the_bias_of_an_attention() {
     let options = AttentionModuleOptions::default();

@@ -185,6 +185,28 @@ fn should_cast_views_as_what_they_show() {
 }
 
 #[test]
+fn should_saturate_from_one_half_type_to_the_other() {
+    let values = [1e9f32, -1e9, 65504.0, 0.1, f32::INFINITY];
+    let tensor = load::<Flex>(&TensorData::new(values.to_vec(), [5]));
+    let tensor = Flex::amp_cast_saturating(tensor, FloatDType::BF16);
+    let tensor = Flex::amp_cast_saturating(tensor, FloatDType::F16);
+    let expected = [65504.0, -65504.0, 65504.0, 0.100_097_656, f32::INFINITY];
+    assert_eq!(read::<Flex>(tensor), expected);
+}
+
+#[test]
+#[should_panic(expected = "a layer norm over 4 values needs as many scales and biases")]
+fn should_refuse_a_norm_with_too_few_scales() {
+    let x = draw(&[2, 4], 10, 1.0);
+    Flex::amp_layer_norm(
+        load::<Flex>(&x),
+        load::<Flex>(&draw(&[2], 11, 1.0)),
+        None,
+        1e-5,
+    );
+}
+
+#[test]
 fn should_take_rows_without_values() {
     let empty = TensorData::new(Vec::<f32>::new(), [0, 4]);
     let gamma = draw(&[4], 9, 1.0);

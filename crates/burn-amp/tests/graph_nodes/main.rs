@@ -4,6 +4,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod chains;
 mod checkpointing;
 mod finite_differences;
 mod kernels;

@@ -65,6 +65,22 @@ fn should_keep_attention_finite_where_its_scores_are_beyond_f16() {
     });
 }
 
+/// The gradient of an f32 query is 150000, beyond f16.
+#[test]
+fn should_hold_gradients_of_attention_beyond_the_range_of_f16() {
+    f16(|| {
+        let device = Default::default();
+        let leaf = |values: &[f64]| {
+            common::tensor::<B, 4>(values, [1, 1, values.len(), 1], DType::F32, &device)
+                .require_grad()
+        };
+        let (query, key, value) = (leaf(&[0.0]), leaf(&[0.0, 1.0]), leaf(&[0.0, 300.0]));
+        let output = attention(query.clone(), key, value, None, None, Default::default());
+        let gradients = output.mul_scalar(2000.0).sum().backward();
+        assert_eq!(common::values(query.grad(&gradients).unwrap()), [150_000.0]);
+    });
+}
+
 #[test]
 fn should_give_a_fully_masked_row_zeros_and_no_gradient() {
     f16(|| {

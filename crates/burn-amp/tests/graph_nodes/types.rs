@@ -1,14 +1,18 @@
 //! Gradients of f32 operands are summed and leave products in f32.
 
 use burn::backend::Flex;
-use burn::nn::LayerNormConfig;
-use burn::tensor::{DType, Tensor};
+use burn::nn::{LayerNormConfig, LinearConfig};
+use burn::tensor::backend::AutodiffBackend;
+use burn::tensor::ops::{ConvOptions, ConvTransposeOptions, FloatTensor, FloatTensorOps};
+use burn::tensor::{DType, FloatDType, Shape, Tensor, TensorData, TensorMetadata};
+use burn_amp::extension::{Arithmetic, Attention};
 use burn_amp::loss_scale::LossScaleConfig;
-use burn_amp::{Amp, AmpConfig, Autocast, Autodiff};
+use burn_amp::{Amp, AmpBackend, AmpConfig, Autocast, Autodiff};
 
 use crate::common;
 
 type B = Autodiff<Amp<Flex>>;
+type Graph = burn::backend::Autodiff<Flex>;
 
 fn filled<const D: usize>(value: f32, shape: [usize; D]) -> Tensor<B, D> {
     Tensor::full(shape, value, &Default::default())
@@ -97,5 +101,130 @@ fn should_sum_what_several_layers_say_about_a_norms_result_in_f32() {
         });
         let [first, second] = heads;
         assert_eq!(gradient(first + second, &beta), [4.0 * 2049.0; 8]);
+    });
+}
+
+/// Every op with a node, on operands of every type, of which one is frozen.
+#[test]
+fn should_hand_every_operand_a_gradient_of_its_own_type_and_shape() {
+    type Operands = Vec<FloatTensor<Graph>>;
+    type Run = fn(Operands, FloatDType) -> FloatTensor<Graph>;
+
+    fn three(operands: Operands) -> [FloatTensor<Graph>; 3] {
+        operands.try_into().expect("three operands")
+    }
+
+    let ops: [(&str, [&[usize]; 3], Run); 7] = [
+        (
+            "linear",
+            [&[2, 3, 4], &[4, 5], &[5]],
+            |operands, compute| {
+                let [x, weight, bias] = three(operands);
+                Graph::amp_linear(x, weight, Some(bias), compute)
+            },
+        ),
+        (
+            "product",
+            [&[2, 3, 4], &[1, 4, 5], &[1]],
+            |operands, compute| {
+                let [lhs, rhs, factor] = three(operands);
+                let factor = Graph::float_reshape(factor, Shape::new([1, 1, 1]));
+                let product = Graph::amp_matmul(lhs, rhs, compute, compute);
+                Graph::amp_arithmetic(Arithmetic::Mul, product, factor, compute)
+            },
+        ),
+        (
+            "quotient",
+            [&[2, 3, 4], &[1, 3, 1], &[1, 1, 4]],
+            |operands, compute| {
+                let [lhs, rhs, more] = three(operands);
+                let quotient = Graph::amp_arithmetic(Arithmetic::Div, lhs, rhs, compute);
+                Graph::amp_arithmetic(Arithmetic::Sub, quotient, more, compute)
+            },
+        ),
+        (
+            "convolution",
+            [&[2, 3, 5], &[4, 3, 3], &[4]],
+            |operands, compute| {
+                let [x, weight, bias] = three(operands);
+                let options = ConvOptions::new([1], [1], [1], 1);
+                Graph::amp_conv1d(x, weight, Some(bias), options, compute)
+            },
+        ),
+        (
+            "transposed convolution",
+            [&[2, 3, 5], &[3, 4, 3], &[4]],
+            |operands, compute| {
+                let [x, weight, bias] = three(operands);
+                let options = ConvTransposeOptions::new([2], [1], [0], [1], 1);
+                Graph::amp_conv_transpose1d(x, weight, Some(bias), options, compute)
+            },
+        ),
+        ("norm", [&[2, 3, 4], &[4], &[4]], |operands, _| {
+            let [x, gamma, beta] = three(operands);
+            Graph::amp_layer_norm(x, gamma, Some(beta), 1e-3)
+        }),
+        (
+            "attention",
+            [&[1, 2, 3, 4], &[1, 2, 5, 4], &[1, 2, 5, 4]],
+            |operands, compute| {
+                let [query, key, value] = three(operands);
+                let operands = Attention {
+                    query,
+                    key,
+                    value,
+                    mask: None,
+                    bias: None,
+                };
+                let attended = Graph::amp_attention(operands, Default::default(), compute);
+                Graph::amp_relu(Graph::amp_gelu(attended))
+            },
+        ),
+    ];
+    let types = [FloatDType::F32, FloatDType::F16, FloatDType::BF16];
+    for (name, shapes, run) in ops {
+        for compute in [FloatDType::F16, FloatDType::BF16] {
+            for combination in 0..27 {
+                let dtypes = [0, 1, 2].map(|operand| types[combination / 3usize.pow(operand) % 3]);
+                for frozen in 0..4 {
+                    let leaves: Operands = (0..3)
+                        .map(|operand| {
+                            let shape = shapes[operand].to_vec();
+                            let count = shape.iter().product::<usize>();
+                            let values: Vec<f32> =
+                                (1..=count).map(|value| value as f32 / 16.0).collect();
+                            let data = TensorData::new(values, shape);
+                            let leaf = Graph::float_from_data(data, &Default::default());
+                            let leaf = Graph::float_cast(leaf, dtypes[operand]);
+                            Graph::float_set_require_grad(leaf, operand != frozen)
+                        })
+                        .collect();
+                    let output = run(leaves.clone(), compute);
+                    let gradients = Graph::backward(Graph::float_sum(output));
+                    for (operand, leaf) in leaves.iter().enumerate() {
+                        let case = format!("{name} of {dtypes:?} in {compute:?}, {frozen} frozen");
+                        let gradient = Graph::grad(leaf, &gradients);
+                        assert_eq!(gradient.is_some(), operand != frozen, "{case}");
+                        if let Some(gradient) = gradient {
+                            assert_eq!(gradient.dtype(), DType::from(dtypes[operand]), "{case}");
+                            assert_eq!(gradient.shape(), leaf.shape(), "{case}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn should_differentiate_a_batch_without_rows() {
+    in_half(|| {
+        let device = Default::default();
+        let norm = LayerNormConfig::new(8).init::<B>(&device);
+        let layer = LinearConfig::new(8, 4).init::<B>(&device);
+        let x = Tensor::<B, 2>::zeros([0, 8], &device);
+        let y = burn::tensor::activation::gelu(layer.forward(norm.forward(x)));
+        let loss = burn::tensor::activation::log_softmax(y, 1).sum();
+        assert_eq!(gradient(loss, &layer.weight.val()), [0.0; 32]);
     });
 }
