@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use anyhow::Result;
 use char_gpt::cli::{Args, Job};
 use char_gpt::report;
-use char_gpt::run::{Precision, run};
+use char_gpt::run::{Precision, run, warm_up};
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -23,6 +23,7 @@ fn main() -> Result<()> {
         job.corpus.vocab().len()
     )?;
 
+    warm_up(&job)?;
     let mut rows = Vec::new();
     for precision in job.precisions.iter().copied() {
         let bar = progress_bar(&job, precision)?;

@@ -16,7 +16,7 @@ use crate::generate::generate;
 use crate::memory::METER;
 use crate::model::Gpt;
 use crate::report::Row;
-use crate::train::{train_steps, validation_loss};
+use crate::train::{Plan, train_steps, validation_loss};
 
 #[cfg(not(any(feature = "flex", feature = "cuda", feature = "vulkan")))]
 compile_error!("enable at least one of the features flex, cuda and vulkan");
@@ -91,6 +91,26 @@ pub fn run(job: &Job, precision: Precision, on_read: impl FnMut(&[f32])) -> Resu
         #[cfg(feature = "vulkan")]
         DeviceName::Vulkan => run_on::<Training<burn::backend::Vulkan>>(job, precision, on_read),
     }
+}
+
+/// Runs one step in f32, which leaves a loss scale alone: what a device allocates once would be counted
+/// for the first precision only.
+///
+/// # Errors
+///
+/// As [`run`].
+pub fn warm_up(job: &Job) -> Result<()> {
+    let plan = Plan {
+        steps: 1,
+        warmup: 0,
+        ..job.plan
+    };
+    let job = Job {
+        plan,
+        sample: job.sample.min(1),
+        ..job.clone()
+    };
+    run(&job, Precision::F32, |_| {}).map(drop)
 }
 
 fn run_on<B: AutodiffBackend>(

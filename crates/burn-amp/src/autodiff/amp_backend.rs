@@ -22,7 +22,7 @@ macro_rules! convolutions {
             compute: FloatDType,
         ) -> FloatTensor<Self> {
             unrounded::forget();
-        conv::$node::<B, C>(x, weight, bias, options, compute)
+            conv::$node::<B, C>(x, weight, bias, options, compute)
         }
     )*};
 }
