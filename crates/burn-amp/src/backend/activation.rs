@@ -81,6 +81,9 @@ fn by_rule<B: AmpBackend>(
     tensor: FloatTensor<B>,
     run: impl FnOnce(FloatTensor<B>) -> FloatTensor<B>,
 ) -> FloatTensor<B> {
+    if matches!(rule, Rule::Off | Rule::Native) {
+        return run(tensor);
+    }
     let ([tensor], [], store) = operands::cast_by::<B, 1, 0>(op, rule, [tensor], []);
     store.finish::<B>(run(tensor))
 }

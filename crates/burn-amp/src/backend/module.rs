@@ -30,6 +30,9 @@ impl<B: AmpBackend> ModuleOps<Self> for Amp<B> {
         attn_bias: Option<FloatTensor<Self>>,
         options: AttentionModuleOptions,
     ) -> FloatTensor<Self> {
+        if operands::pass::<B, 3, 1>([&query, &key, &value], [attn_bias.as_ref()]) {
+            return B::attention(query, key, value, mask, attn_bias, options);
+        }
         let rule = operands::lowered::<B, 3, 1>(
             Op::attention,
             [&query, &key, &value],
