@@ -240,6 +240,13 @@ fn should_refuse_a_norm_with_too_few_scales() {
 }
 
 #[test]
+fn should_cast_a_slice_without_the_rest_of_its_storage() {
+    let x = load::<Flex>(&draw(&[64, 64], 13, 1.0));
+    let slice = Flex::float_slice(x, &[(0..1).into(), (0..64).into()]);
+    assert_eq!(Flex::amp_cast(slice, FloatDType::F16).bytes().len(), 128);
+}
+
+#[test]
 fn should_take_rows_without_values() {
     let empty = TensorData::new(Vec::<f32>::new(), [0, 4]);
     let gamma = draw(&[4], 9, 1.0);

@@ -1,6 +1,6 @@
 //! Conversions between f32 and half, a chunk at a time.
 
-use burn::backend::flex::{FlexTensor, Layout};
+use burn::backend::flex::FlexTensor;
 use burn::tensor::{Bytes, DType};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
@@ -8,37 +8,14 @@ use half::{bf16, f16};
 /// Values per pass: small enough for the cache, and a whole number of vector registers.
 const CHUNK: usize = 1024;
 
-/// A tensor whose storage holds its values and no others. What only permutes dimensions stays as it is:
-/// the result of a conversion gets the same layout.
+/// A tensor whose storage holds no more values than it shows, in whatever order: its storage is converted
+/// as it is, and the result gets the same layout.
 fn dense(tensor: &FlexTensor) -> FlexTensor {
-    let layout = tensor.layout();
-    let values = tensor.bytes().len() / tensor.dtype().size();
-    if layout.start_offset() == 0
-        && values == layout.num_elements()
-        && layout.has_positive_strides()
-        && is_permuted(layout)
-    {
+    let stored = tensor.bytes().len() / tensor.dtype().size();
+    if stored <= tensor.layout().num_elements() {
         return tensor.clone();
     }
     tensor.to_contiguous()
-}
-
-/// Whether no two indices share a value.
-fn is_permuted(layout: &Layout) -> bool {
-    let mut dims: Vec<(isize, usize)> = layout
-        .strides()
-        .iter()
-        .copied()
-        .zip(layout.shape().iter().copied())
-        .filter(|(_, size)| *size != 1)
-        .collect();
-    dims.sort_unstable();
-    let mut expected = 1;
-    dims.into_iter().all(|(stride, size)| {
-        let is_next = stride == expected;
-        expected *= size as isize;
-        is_next
-    })
 }
 
 /// From f32 to a half type, each value prepared in f32.
@@ -48,7 +25,7 @@ pub(super) fn narrow(
     prepare: impl Fn(f32) -> f32,
 ) -> FlexTensor {
     let tensor = dense(tensor);
-    let values = &tensor.storage::<f32>()[..tensor.layout().num_elements()];
+    let values = tensor.storage::<f32>();
     let mut chunk = [0f32; CHUNK];
 
     let mut fill = |convert: &mut dyn FnMut(usize, &[f32])| {
@@ -75,13 +52,13 @@ pub(super) fn narrow(
 /// From a half type to f32.
 pub(super) fn widen(tensor: &FlexTensor) -> FlexTensor {
     let tensor = dense(tensor);
-    let len = tensor.layout().num_elements();
-    let mut out = vec![0f32; len];
+    let stored = tensor.bytes().len() / tensor.dtype().size();
+    let mut out = vec![0f32; stored];
 
     if tensor.dtype() == DType::F16 {
-        tensor.storage::<f16>()[..len].convert_to_f32_slice(&mut out);
+        tensor.storage::<f16>().convert_to_f32_slice(&mut out);
     } else {
-        tensor.storage::<bf16>()[..len].convert_to_f32_slice(&mut out);
+        tensor.storage::<bf16>().convert_to_f32_slice(&mut out);
     }
     FlexTensor::new(Bytes::from_elems(out), tensor.layout().clone(), DType::F32)
 }
@@ -89,7 +66,7 @@ pub(super) fn widen(tensor: &FlexTensor) -> FlexTensor {
 /// The nearest values of a half type, in f32.
 pub(super) fn rounded(tensor: &FlexTensor, half: DType) -> FlexTensor {
     let tensor = dense(tensor);
-    let values = &tensor.storage::<f32>()[..tensor.layout().num_elements()];
+    let values = tensor.storage::<f32>();
     let mut out = vec![0f32; values.len()];
     let (mut in_f16, mut in_bf16) = ([f16::ZERO; CHUNK], [bf16::ZERO; CHUNK]);
 
