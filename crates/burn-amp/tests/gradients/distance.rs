@@ -115,7 +115,6 @@ where
             ours += distance(&lowered, &exact);
         }
         let [ours, by_hand] = [ours, by_hand].map(|sum| sum / NETWORKS as f64);
-        eprintln!("{half:?}: {ours:.3e}, by hand {by_hand:.3e}");
         assert!(
             ours <= times * by_hand,
             "{half:?}: {ours}, by hand {by_hand}"
