@@ -50,8 +50,14 @@ impl<B: AmpBackend, const N: usize> Backward<B, N> for AttentionNode {
             bias: state.bias.map(|bias| bias.retrieve(checkpointer)),
         };
 
-        let gradients =
-            B::amp_attention_backward(operands, state.options, state.compute, grad, state.dtypes);
+        let gradients = B::amp_attention_backward(
+            operands,
+            state.options,
+            state.compute,
+            grad,
+            state.dtypes,
+            bias_node.is_some(),
+        );
         let of_products = [gradients.query, gradients.key, gradients.value];
         let nodes = [query_node, key_node, value_node];
         for (node, grad) in nodes.into_iter().zip(of_products) {

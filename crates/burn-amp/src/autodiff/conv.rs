@@ -52,7 +52,7 @@ macro_rules! convolution {
                 let [x_dtype, weight_dtype] = state.dtypes;
 
                 if let (Some(node), Some(weight)) = (x_node, weight) {
-                    let run = B::amp_product_type(state.compute);
+                    let run = run_type::<B>(state.compute, x_dtype);
                     let [$weight, $grad] = [weight, grad.clone()]
                         .map(|operand| product_operand::<B>(operand, state.compute, run));
                     let $x = shape_only::<B>(x_shape, &$grad);
@@ -61,9 +61,9 @@ macro_rules! convolution {
                     grads.register::<B>(node.id, to::<B>($x_grad, x_dtype));
                 }
                 if let (Some(node), Some(x)) = (weight_node, x) {
-                    let wide = wider(state.compute.into(), weight_dtype.into()).into();
+                    let run = run_type::<B>(state.compute, weight_dtype);
                     let [$x, $grad] = [x, grad.clone()]
-                        .map(|operand| product_operand::<B>(operand, state.compute, wide));
+                        .map(|operand| product_operand::<B>(operand, state.compute, run));
                     let $weight = shape_only::<B>(weight_shape, &$grad);
                     let $opt = state.options;
                     grads.register::<B>(node.id, to::<B>($weight_grad, weight_dtype));
@@ -164,6 +164,11 @@ convolution!(
     |x, weight, grad, options| B::conv_transpose3d_x_backward(weight, grad, options),
     B::conv_transpose3d_weight_backward(x, weight, grad, options)
 );
+
+/// The type that a gradient is computed in: no narrower than its own.
+fn run_type<B: AmpBackend>(compute: FloatDType, gradient: FloatDType) -> FloatDType {
+    wider(B::amp_product_type(compute).into(), gradient.into()).into()
+}
 
 /// A tensor for its shape's sake, of one value.
 fn shape_only<B: AmpBackend>(shape: Shape, like: &FloatTensor<B>) -> FloatTensor<B> {

@@ -1,7 +1,7 @@
 //! Chains of arithmetic between a half tensor and broadcast f32 operands, as a composed norm is one, are
 //! rounded once, at their end: each op starts from what the one before it had before it was stored. That
-//! holds for results that nothing else can see, as those inside a fused kernel; where a program holds on
-//! to a result, every use of it starts from the same rounded value.
+//! holds for results that nothing else holds when the chain goes on, as those inside a fused kernel; where
+//! a program holds on to a result, its chains start from the rounded value.
 //!
 //! Without autodiff, and where checkpointing computes a chain again, each op is rounded.
 //!

@@ -36,7 +36,7 @@ macro_rules! convolutions {
 /// what mixed precision records in the graph.
 ///
 /// Operands come in the types that the program gave them. Where a method takes a `compute` type, the
-/// method brings them to it. An f64 operand makes f64 what is f32 below.
+/// method brings them to it; elsewhere an f64 operand makes f64 what is f32 below.
 pub trait AmpBackend: Backend {
     // Casts
 
@@ -202,7 +202,7 @@ pub trait AmpBackend: Backend {
     }
 
     /// The gradients of an attention, from its operands alone. `dtypes` are those of the gradients of
-    /// query, key and value; the bias's has the type of the bias.
+    /// query, key and value; that of a bias, if it is wanted, has the type of the bias.
     ///
     /// # Shapes
     ///
@@ -214,8 +214,9 @@ pub trait AmpBackend: Backend {
         compute: FloatDType,
         grad: FloatTensor<Self>,
         dtypes: [FloatDType; 3],
+        wants_bias: bool,
     ) -> AttentionGrads<Self> {
-        composed::attention_backward::<Self>(operands, options, compute, grad, dtypes)
+        composed::attention_backward::<Self>(operands, options, compute, grad, dtypes, wants_bias)
     }
 
     // Elementwise arithmetic of two types
@@ -422,7 +423,7 @@ pub struct AttentionGrads<B: Backend> {
     pub key: FloatTensor<B>,
     /// Of the value.
     pub value: FloatTensor<B>,
-    /// Of the bias, if there is one.
+    /// Of the bias, if there is one and it is wanted.
     pub bias: Option<FloatTensor<B>>,
 }
 

@@ -100,8 +100,11 @@ unsafe impl<A: GlobalAlloc> GlobalAlloc for HeapMeter<A> {
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         let moved = unsafe { self.allocator.realloc(pointer, layout, size) };
         if !moved.is_null() {
-            self.add(size);
-            self.subtract(layout.size());
+            if size >= layout.size() {
+                self.add(size - layout.size());
+            } else {
+                self.subtract(layout.size() - size);
+            }
         }
         moved
     }

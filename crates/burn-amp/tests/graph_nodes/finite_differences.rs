@@ -305,7 +305,8 @@ fn should_differentiate_attention() {
 /// As multi-query attention has one key and one value for all heads.
 #[test]
 fn should_differentiate_attention_whose_operands_broadcast() {
-    let shapes: [[&[usize]; 3]; 3] = [
+    let shapes: [[&[usize]; 3]; 4] = [
+        [&[1, 2, 3, 4], &[1, 2, 5, 4], &[2, 2, 5, 3]],
         [&[2, 2, 3, 4], &[2, 1, 5, 4], &[2, 1, 5, 3]],
         [&[1, 2, 3, 4], &[2, 2, 5, 4], &[2, 2, 5, 3]],
         [&[2, 1, 3, 4], &[1, 2, 5, 4], &[2, 2, 5, 3]],

@@ -216,6 +216,36 @@ fn should_hand_every_operand_a_gradient_of_its_own_type_and_shape() {
     }
 }
 
+/// An f32 input's gradient of 102400 is beyond f16.
+#[test]
+fn should_hold_the_gradient_of_a_convolutions_input_beyond_the_range_of_f16() {
+    in_half(|| {
+        let x = filled(1.0, [1, 1, 1]).require_grad();
+        let weight = filled(1.0, [1024, 1, 1]).require_grad();
+        let options = ConvOptions::new([1], [0], [1], 1);
+        let y = burn::tensor::module::conv1d(x.clone(), weight, None, options);
+        assert_eq!(gradient(y.mul_scalar(100.0).sum(), &x), [102_400.0]);
+    });
+}
+
+#[test]
+fn should_give_zeros_for_an_attention_without_keys() {
+    in_half(|| {
+        let query = filled(1.0, [1, 2, 3, 4]).require_grad();
+        let nothing = || Tensor::<B, 4>::zeros([1, 2, 0, 4], &Default::default()).require_grad();
+        let output = burn::tensor::module::attention(
+            query.clone(),
+            nothing(),
+            nothing(),
+            None,
+            None,
+            Default::default(),
+        );
+        assert_eq!(common::values(output.clone()), [0.0; 24]);
+        assert_eq!(gradient(output.sum(), &query), [0.0; 24]);
+    });
+}
+
 #[test]
 fn should_differentiate_a_batch_without_rows() {
     in_half(|| {

@@ -22,6 +22,11 @@ pub(in crate::backend) fn attention<B: AmpBackend>(
     compute: FloatDType,
 ) -> FloatTensor<B> {
     let plan = Plan::new(operands, options, compute);
+    if plan.keys == 0 {
+        let width = plan.operands.value.shape()[3];
+        let shape = Shape::new([plan.batch, plan.heads, plan.queries, width]);
+        return B::float_zeros(shape, &B::float_device(&plan.key), compute);
+    }
     let run = B::amp_product_type(compute);
     let value = product_operand::<B>(plan.operands.value.clone(), compute, run);
     let outputs = plan.slices().map(|rows| {
@@ -41,7 +46,11 @@ pub(in crate::backend) fn attention_backward<B: AmpBackend>(
     compute: FloatDType,
     grad: FloatTensor<B>,
     dtypes: [FloatDType; 3],
+    wants_bias: bool,
 ) -> AttentionGrads<B> {
+    if operands.key.shape()[2] == 0 {
+        return without_keys::<B>(&operands, dtypes, wants_bias);
+    }
     let plan = Plan::new(operands, options, compute);
     let wide = plan.wide;
     let grad = to::<B>(grad, wide);
@@ -49,7 +58,8 @@ pub(in crate::backend) fn attention_backward<B: AmpBackend>(
     let value = B::float_swap_dims(value, 2, 3);
 
     let mut query_grads = Vec::new();
-    let mut bias_grads = Vec::new();
+    let mut bias_rows = Vec::new();
+    let mut bias_sum = Sum::<B>::default();
     let mut key_grad = Sum::<B>::default();
     let mut value_grad = Sum::<B>::default();
     for rows in plan.slices() {
@@ -69,8 +79,14 @@ pub(in crate::backend) fn attention_backward<B: AmpBackend>(
         let weighted = B::float_mul(probabilities.clone(), grad);
         let mean = B::float_sum_dim(weighted.clone(), 3);
         let grad = B::float_sub(weighted, B::float_mul(probabilities, mean));
-        if plan.operands.bias.is_some() {
-            bias_grads.push(grad.clone());
+        if let Some(bias) = plan.operands.bias.as_ref().filter(|_| wants_bias) {
+            let mut part = bias.shape();
+            if part[2] == 1 {
+                bias_sum.add(sum_to_shape::<B>(grad.clone(), &part));
+            } else {
+                part[2] = rows.len();
+                bias_rows.push(sum_to_shape::<B>(grad.clone(), &part));
+            }
         }
         // Where the scores were capped, their derivative is 1 - tanh².
         let grad = match scores.tanh {
@@ -95,24 +111,38 @@ pub(in crate::backend) fn attention_backward<B: AmpBackend>(
         to::<B>(sum_to_shape::<B>(grad, &of.shape()), dtype)
     };
     let operands = &plan.operands;
-    let bias = operands.bias.as_ref().map(|bias| {
-        // Summed a slice at a time where the bias is the same for every query.
-        let sum = if bias.shape()[2] == 1 {
-            let mut sum = Sum::<B>::default();
-            for grad in bias_grads {
-                sum.add(sum_to_shape::<B>(grad, &bias.shape()));
-            }
-            sum.total()
-        } else {
-            concatenated::<B>(bias_grads)
+    let bias = operands.bias.as_ref().filter(|_| wants_bias).map(|bias| {
+        let grad = match bias.shape()[2] {
+            1 => bias_sum.total(),
+            _ => concatenated::<B>(bias_rows),
         };
-        finish(sum, bias, bias.dtype().into())
+        to::<B>(grad, bias.dtype().into())
     });
     AttentionGrads {
         query: finish(concatenated::<B>(query_grads), &operands.query, dtypes[0]),
         key: finish(key_grad.total(), &operands.key, dtypes[1]),
         value: finish(value_grad.total(), &operands.value, dtypes[2]),
         bias,
+    }
+}
+
+/// Where there is no key nothing has a gradient.
+fn without_keys<B: AmpBackend>(
+    operands: &Attention<B>,
+    dtypes: [FloatDType; 3],
+    wants_bias: bool,
+) -> AttentionGrads<B> {
+    let zeros =
+        |like: &FloatTensor<B>, dtype| B::float_zeros(like.shape(), &B::float_device(like), dtype);
+    AttentionGrads {
+        query: zeros(&operands.query, dtypes[0]),
+        key: zeros(&operands.key, dtypes[1]),
+        value: zeros(&operands.value, dtypes[2]),
+        bias: operands
+            .bias
+            .as_ref()
+            .filter(|_| wants_bias)
+            .map(|bias| zeros(bias, bias.dtype().into())),
     }
 }
 
@@ -209,7 +239,10 @@ impl<B: AmpBackend> Plan<B> {
         };
         let hidden = f32::NEG_INFINITY;
         let scores = match &self.operands.mask {
-            Some(mask) => B::float_mask_fill(scores, self.mask(mask.clone(), rows), hidden.into()),
+            Some(mask) => {
+                let mask = self.mask(mask.clone(), rows, scores.shape());
+                B::float_mask_fill(scores, mask, hidden.into())
+            }
             None => scores,
         };
         let scores = if self.options.is_causal {
@@ -225,13 +258,13 @@ impl<B: AmpBackend> Plan<B> {
         Scores { masked, tanh }
     }
 
-    fn mask(&self, mask: BoolTensor<B>, rows: &Range<usize>) -> BoolTensor<B> {
+    fn mask(&self, mask: BoolTensor<B>, rows: &Range<usize>, scores: Shape) -> BoolTensor<B> {
         let mask = if self.is_whole(mask.shape()[2], rows) {
             mask
         } else {
             B::bool_slice(mask, &slice_of(rows))
         };
-        B::bool_expand(mask, self.score_shape(rows))
+        B::bool_expand(mask, scores)
     }
 
     /// True where a key comes after its query; the last query sees the last key.
@@ -249,11 +282,7 @@ impl<B: AmpBackend> Plan<B> {
         );
         let keys = positions(0..self.keys as i64, [1, 1, 1, self.keys]);
         let mask = B::int_lower(last_visible, keys, settings.bool_dtype);
-        B::bool_expand(mask, self.score_shape(rows))
-    }
-
-    fn score_shape(&self, rows: &Range<usize>) -> Shape {
-        Shape::new([self.batch, self.heads, rows.len(), self.keys])
+        B::bool_expand(mask, scores.shape())
     }
 }
 
