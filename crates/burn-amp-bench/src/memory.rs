@@ -125,6 +125,15 @@ pub struct Measurement {
     pub peak_bytes: u64,
 }
 
+impl Measurement {
+    /// Whether both are of one model, in whatever mode.
+    pub fn is_same_model(&self, other: &Self) -> bool {
+        self.model == other.model
+            && self.attention == other.attention
+            && self.dropout == other.dropout
+    }
+}
+
 /// Runs one forward and backward pass of a model, in plain Burn for f32, else in mixed precision.
 ///
 /// # Errors

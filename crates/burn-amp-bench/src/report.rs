@@ -56,12 +56,9 @@ fn mib(bytes: u64) -> f64 {
 
 /// What the measurements of one model are compared with: its first, plain Burn.
 fn plain<'a>(measurements: &'a [Measurement], of: &Measurement) -> Option<&'a Measurement> {
-    measurements.iter().find(|other| {
-        other.mode == "f32"
-            && other.model == of.model
-            && other.attention == of.attention
-            && other.dropout == of.dropout
-    })
+    measurements
+        .iter()
+        .find(|other| other.mode == "f32" && other.is_same_model(of))
 }
 
 fn ideal(models: &[Model], of: &Measurement) -> Option<f64> {
@@ -200,12 +197,9 @@ fn groups(measurements: &[Measurement], pytorch: &PyTorch) -> Vec<Group> {
                 ("bf16", "burn-amp bf16", BF16),
                 ("f16", "burn-amp f16", F16),
             ] {
-                let half = measurements.iter().find(|half| {
-                    half.mode == mode
-                        && half.model == row.model
-                        && half.attention == row.attention
-                        && half.dropout == row.dropout
-                });
+                let half = measurements
+                    .iter()
+                    .find(|half| half.mode == mode && half.is_same_model(row));
                 bars.extend(half.map(|half| (name, colour, mib(half.kept_bytes))));
             }
             let label = match row.attention {

@@ -1,19 +1,16 @@
 //! GELU, which keeps its operand in the operand's type, and ReLU, which keeps its result.
 
 use std::any::TypeId;
-use std::marker::PhantomData;
 use std::sync::Arc;
 
 use burn::backend::autodiff::NodeId;
 use burn::backend::autodiff::checkpoint::base::Checkpointer;
-use burn::backend::autodiff::checkpoint::retro_forward::RetroForward;
-use burn::backend::autodiff::checkpoint::state::BackwardStates;
 use burn::backend::autodiff::checkpoint::strategy::{CheckpointStrategy, NoCheckpointing};
 use burn::backend::autodiff::grads::Gradients;
-use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
+use burn::backend::autodiff::ops::{Backward, Ops, unary};
 use burn::tensor::ops::{ActivationOps, FloatTensor};
 
-use super::keep::{Kept, record};
+use super::keep::{Kept, record, record_recomputable};
 use super::{AutodiffTensor, Autodiffed};
 use crate::backend::AmpBackend;
 
@@ -25,48 +22,18 @@ impl<B: AmpBackend> Backward<B, 1> for Gelu {
 
     fn backward(self, ops: Ops<NodeId, 1>, grads: &mut Gradients, checkpointer: &mut Checkpointer) {
         let x = checkpointer.retrieve_node_output::<FloatTensor<B>>(ops.state);
-        let grad = grads.consume::<B>(&ops.node);
-        let [parent] = ops.parents;
-        if let Some(parent) = parent {
-            grads.register::<B>(parent.id, B::amp_gelu_backward(x, grad));
-        }
-    }
-}
-
-#[derive(Debug)]
-struct RetroGelu<B> {
-    x: NodeId,
-    backend: PhantomData<B>,
-}
-
-impl<B: AmpBackend> RetroForward for RetroGelu<B> {
-    fn forward(&self, states: &mut BackwardStates, out: NodeId) {
-        let x = states.get_state::<FloatTensor<B>>(&self.x);
-        states.save(out, B::amp_gelu(x));
+        unary::<B, _>(ops.parents, ops.node, grads, |grad| {
+            B::amp_gelu_backward(x, grad)
+        });
     }
 }
 
 pub(super) fn gelu<B: AmpBackend, C: CheckpointStrategy>(
     x: AutodiffTensor<B, C>,
 ) -> AutodiffTensor<B, C> {
-    let retro = RetroGelu::<B> {
-        x: x.node.id,
-        backend: PhantomData,
-    };
     let output = B::amp_gelu(x.primitive.clone());
-    match Gelu
-        .prepare::<C>([x.node.clone()])
-        .memory_bound()
-        .retro_forward(retro)
-        .parents([&x])
-        .stateful()
-    {
-        OpsKind::Tracked(mut prep) => {
-            let state = prep.checkpoint(&x);
-            prep.finish(state, output)
-        }
-        OpsKind::UnTracked(prep) => prep.finish(output),
-    }
+    let again = |[x]: [FloatTensor<B>; 1]| B::amp_gelu(x);
+    record_recomputable::<B, C, C, _, 1>(Gelu, [&x], output, again, |prep| prep.checkpoint(&x))
 }
 
 #[derive(Debug)]
@@ -82,11 +49,9 @@ impl<B: AmpBackend> Backward<B, 1> for Relu {
         checkpointer: &mut Checkpointer,
     ) {
         let output = ops.state.retrieve(checkpointer);
-        let grad = grads.consume::<B>(&ops.node);
-        let [parent] = ops.parents;
-        if let Some(parent) = parent {
-            grads.register::<B>(parent.id, B::relu_backward(output, grad));
-        }
+        unary::<B, _>(ops.parents, ops.node, grads, |grad| {
+            B::relu_backward(output, grad)
+        });
     }
 }
 

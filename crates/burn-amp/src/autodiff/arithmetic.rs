@@ -1,19 +1,14 @@
 //! Arithmetic on operands of two types: what is kept is kept in its own type, and differentiated in the
 //! wider.
 
-use std::marker::PhantomData;
-
-use burn::backend::autodiff::NodeId;
 use burn::backend::autodiff::checkpoint::base::Checkpointer;
-use burn::backend::autodiff::checkpoint::retro_forward::RetroForward;
-use burn::backend::autodiff::checkpoint::state::BackwardStates;
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::autodiff::grads::Gradients;
-use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
+use burn::backend::autodiff::ops::{Backward, Ops};
 use burn::tensor::ops::{FloatTensor, FloatTensorOps};
 use burn::tensor::{FloatDType, Shape, TensorMetadata};
 
-use super::keep::{Kept, exact_type, keep};
+use super::keep::{Kept, exact_type, keep, record_recomputable};
 use super::unrounded;
 use super::{AutodiffTensor, Autodiffed};
 use crate::backend::{AmpBackend, Arithmetic, saturated, sum_to_shape, to, wider};
@@ -80,23 +75,6 @@ impl<B: AmpBackend> Backward<B, 2> for ArithmeticNode {
     }
 }
 
-#[derive(Debug)]
-struct Retro<B> {
-    op: Arithmetic,
-    operands: [NodeId; 2],
-    out: FloatDType,
-    backend: PhantomData<B>,
-}
-
-impl<B: AmpBackend> RetroForward for Retro<B> {
-    fn forward(&self, states: &mut BackwardStates, out: NodeId) {
-        let [lhs, rhs] = self
-            .operands
-            .map(|operand| states.get_state::<FloatTensor<B>>(&operand));
-        states.save(out, B::amp_arithmetic(self.op, lhs, rhs, self.out));
-    }
-}
-
 pub(super) fn arithmetic<B: AmpBackend, C: CheckpointStrategy>(
     op: Arithmetic,
     lhs: AutodiffTensor<B, C>,
@@ -133,33 +111,18 @@ fn record<B: AmpBackend, C: CheckpointStrategy>(
     [lhs, rhs]: [&AutodiffTensor<B, C>; 2],
     output: FloatTensor<B>,
 ) -> AutodiffTensor<B, C> {
-    let retro = Retro::<B> {
-        op,
-        operands: [lhs.node.id, rhs.node.id],
-        out: output.dtype().into(),
-        backend: PhantomData,
-    };
-    match ArithmeticNode
-        .prepare::<C>([lhs.node.clone(), rhs.node.clone()])
-        .memory_bound()
-        .retro_forward(retro)
-        .parents([lhs, rhs])
-        .stateful()
-    {
-        OpsKind::Tracked(mut prep) => {
-            let is_scaling = matches!(op, Arithmetic::Mul | Arithmetic::Div);
-            let needs_lhs = is_scaling && rhs.is_tracked();
-            let needs_rhs =
-                (is_scaling && lhs.is_tracked()) || (op == Arithmetic::Div && needs_lhs);
-            let state = State {
-                op,
-                lhs: needs_lhs.then(|| keep::<B, C, _, _, 2>(&mut prep, lhs)),
-                rhs: needs_rhs.then(|| keep::<B, C, _, _, 2>(&mut prep, rhs)),
-                shapes: [lhs.shape(), rhs.shape()],
-                dtypes: [lhs.dtype().into(), rhs.dtype().into()],
-            };
-            prep.finish(state, output)
+    let out = output.dtype().into();
+    let again = move |[lhs, rhs]: [FloatTensor<B>; 2]| B::amp_arithmetic(op, lhs, rhs, out);
+    record_recomputable::<B, C, C, _, 2>(ArithmeticNode, [lhs, rhs], output, again, |prep| {
+        let is_scaling = matches!(op, Arithmetic::Mul | Arithmetic::Div);
+        let needs_lhs = is_scaling && rhs.is_tracked();
+        let needs_rhs = (is_scaling && lhs.is_tracked()) || (op == Arithmetic::Div && needs_lhs);
+        State {
+            op,
+            lhs: needs_lhs.then(|| keep::<B, C, _, _, 2>(prep, lhs)),
+            rhs: needs_rhs.then(|| keep::<B, C, _, _, 2>(prep, rhs)),
+            shapes: [lhs.shape(), rhs.shape()],
+            dtypes: [lhs.dtype().into(), rhs.dtype().into()],
         }
-        OpsKind::UnTracked(prep) => prep.finish(output),
-    }
+    })
 }

@@ -9,7 +9,7 @@ use burn::backend::autodiff::ops::{Backward, Ops};
 use burn::tensor::ops::{AttentionModuleOptions, BoolTensor};
 use burn::tensor::{FloatDType, TensorMetadata};
 
-use super::keep::{Kept, Operand, record};
+use super::keep::{Kept, Operand, record, with_optional};
 use super::{AutodiffTensor, Autodiffed};
 use crate::backend::{AmpBackend, Attention};
 
@@ -39,9 +39,7 @@ impl<B: AmpBackend, const N: usize> Backward<B, N> for AttentionNode {
     ) {
         let state = ops.state;
         let grad = grads.consume::<B>(&ops.node);
-        let mut parents = ops.parents.into_iter();
-        let [query_node, key_node, value_node, bias_node] =
-            std::array::from_fn(|_| parents.next().flatten());
+        let [query_node, key_node, value_node, bias_node] = with_optional(ops.parents);
         let operands = Attention {
             query: state.query.retrieve(checkpointer),
             key: state.key.retrieve(checkpointer),

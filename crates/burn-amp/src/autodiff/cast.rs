@@ -1,19 +1,14 @@
 //! Casts as graph nodes: the gradient goes back in the type of the tensor that was cast.
 
-use std::marker::PhantomData;
-
-use burn::backend::autodiff::NodeId;
 use burn::backend::autodiff::checkpoint::base::Checkpointer;
-use burn::backend::autodiff::checkpoint::retro_forward::RetroForward;
-use burn::backend::autodiff::checkpoint::state::BackwardStates;
 use burn::backend::autodiff::checkpoint::strategy::{BalancedCheckpointing, CheckpointStrategy};
 use burn::backend::autodiff::grads::Gradients;
-use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
+use burn::backend::autodiff::ops::{Backward, Ops, unary};
 use burn::tensor::ops::FloatTensor;
 use burn::tensor::{DType, FloatDType, TensorMetadata};
 
 use super::AutodiffTensor;
-use super::keep::{is_parameter, record};
+use super::keep::{is_parameter, record, record_recomputable};
 use crate::backend::AmpBackend;
 use crate::policy::is_half;
 
@@ -25,11 +20,9 @@ impl<B: AmpBackend> Backward<B, 1> for Cast {
     type State = FloatDType;
 
     fn backward(self, ops: Ops<FloatDType, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
-        let grad = grads.consume::<B>(&ops.node);
-        let [parent] = ops.parents;
-        if let Some(parent) = parent {
-            grads.register::<B>(parent.id, B::amp_cast(grad, ops.state));
-        }
+        unary::<B, _>(ops.parents, ops.node, grads, |grad| {
+            B::amp_cast(grad, ops.state)
+        });
     }
 }
 
@@ -92,33 +85,6 @@ fn recomputable<B: AmpBackend, C: CheckpointStrategy, Strategy: CheckpointStrate
         return tensor;
     }
     let output = B::amp_cast(tensor.primitive.clone(), dtype);
-    let retro = RetroCast::<B> {
-        parent: tensor.node.id,
-        dtype,
-        backend: PhantomData,
-    };
-    match Cast
-        .prepare::<Strategy>([tensor.node.clone()])
-        .memory_bound()
-        .retro_forward(retro)
-        .parents([&tensor])
-        .stateful()
-    {
-        OpsKind::Tracked(prep) => prep.finish(from.into(), output),
-        OpsKind::UnTracked(prep) => prep.finish(output),
-    }
-}
-
-#[derive(Debug)]
-struct RetroCast<B> {
-    parent: NodeId,
-    dtype: FloatDType,
-    backend: PhantomData<B>,
-}
-
-impl<B: AmpBackend> RetroForward for RetroCast<B> {
-    fn forward(&self, states: &mut BackwardStates, out: NodeId) {
-        let parent = states.get_state::<FloatTensor<B>>(&self.parent);
-        states.save(out, B::amp_cast(parent, self.dtype));
-    }
+    let again = move |[parent]: [FloatTensor<B>; 1]| B::amp_cast(parent, dtype);
+    record_recomputable::<B, C, Strategy, _, 1>(Cast, [&tensor], output, again, |_| from.into())
 }

@@ -9,7 +9,7 @@ use burn::tensor::ops::{ConvOptions, ConvTransposeOptions, FloatTensor};
 use burn::tensor::{FloatDType, Shape, TensorMetadata};
 
 use super::AutodiffTensor;
-use super::keep::{Kept, Operand, record};
+use super::keep::{Kept, Operand, record, with_optional};
 use crate::backend::{AmpBackend, product_operand, to, widen, wider};
 
 #[derive(Debug, Clone)]
@@ -43,9 +43,7 @@ macro_rules! convolution {
             ) {
                 let state = ops.state;
                 let grad = grads.consume::<B>(&ops.node);
-                let mut parents = ops.parents.into_iter();
-                let [x_node, weight_node, bias_node] =
-                    std::array::from_fn(|_| parents.next().flatten());
+                let [x_node, weight_node, bias_node] = with_optional(ops.parents);
                 let x = state.x.map(|x| x.retrieve(checkpointer));
                 let weight = state.weight.map(|weight| weight.retrieve(checkpointer));
                 let [x_shape, weight_shape] = state.shapes;

@@ -4,10 +4,13 @@
 use std::any::Any;
 use std::cell::RefCell;
 use std::collections::VecDeque;
+use std::marker::PhantomData;
 use std::sync::{Arc, Weak};
 
 use burn::backend::autodiff::NodeId;
 use burn::backend::autodiff::checkpoint::base::Checkpointer;
+use burn::backend::autodiff::checkpoint::retro_forward::RetroForward;
+use burn::backend::autodiff::checkpoint::state::BackwardStates;
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::autodiff::ops::{Backward, OpsKind, OpsPrep, Tracked};
 use burn::tensor::ops::FloatTensor;
@@ -86,6 +89,74 @@ where
         }
         OpsKind::UnTracked(prep) => prep.finish(output),
     }
+}
+
+/// As [`record`], for an op whose result `Strategy` may compute `again` from its operands.
+pub(super) fn record_recomputable<B, C, Strategy, Op, const N: usize>(
+    op: Op,
+    parents: [&AutodiffTensor<B, C>; N],
+    output: FloatTensor<B>,
+    again: impl Fn([FloatTensor<B>; N]) -> FloatTensor<B> + Send + 'static,
+    state: impl FnOnce(&mut Prep<Op, B, Op::State, Strategy, N>) -> Op::State,
+) -> AutodiffTensor<B, C>
+where
+    B: AmpBackend,
+    C: CheckpointStrategy,
+    Strategy: CheckpointStrategy,
+    Op: Backward<B, N>,
+{
+    let retro = Retro {
+        operands: parents.map(|parent| parent.node.id),
+        again,
+        backend: PhantomData::<B>,
+    };
+    match op
+        .prepare::<Strategy>(parents.map(|parent| parent.node.clone()))
+        .memory_bound()
+        .retro_forward(retro)
+        .parents(parents)
+        .stateful()
+    {
+        OpsKind::Tracked(mut prep) => {
+            let state = state(&mut prep);
+            prep.finish(state, output)
+        }
+        OpsKind::UnTracked(prep) => prep.finish(output),
+    }
+}
+
+/// Computes a result again from what the operands were.
+struct Retro<B, F, const N: usize> {
+    operands: [NodeId; N],
+    again: F,
+    backend: PhantomData<B>,
+}
+
+impl<B, F, const N: usize> RetroForward for Retro<B, F, N>
+where
+    B: AmpBackend,
+    F: Fn([FloatTensor<B>; N]) -> FloatTensor<B> + Send + 'static,
+{
+    fn forward(&self, states: &mut BackwardStates, out: NodeId) {
+        let operands = self.operands.map(|operand| states.get_state(&operand));
+        states.save(out, (self.again)(operands));
+    }
+}
+
+impl<B, F, const N: usize> std::fmt::Debug for Retro<B, F, N> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Retro")
+            .field("operands", &self.operands)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The nodes of an op's operands, also of those that it may have and has not.
+pub(super) fn with_optional<T, const N: usize, const M: usize>(
+    parents: [Option<T>; N],
+) -> [Option<T>; M] {
+    let mut parents = parents.into_iter();
+    std::array::from_fn(|_| parents.next().flatten())
 }
 
 /// Keeps an operand in its own type; in a half type if that is known to hold its values.

@@ -9,7 +9,7 @@ use burn::tensor::ops::FloatTensor;
 use burn::tensor::{FloatDType, Shape, TensorMetadata};
 
 use super::AutodiffTensor;
-use super::keep::{Kept, Operand, record};
+use super::keep::{Kept, Operand, record, with_optional};
 use crate::backend::{AmpBackend, as_matrix, sum_of_rows, sum_to_shape, to, widen, wider};
 
 #[derive(Debug)]
@@ -37,8 +37,7 @@ impl<B: AmpBackend, const N: usize> Backward<B, N> for Linear {
         let state = ops.state;
         let compute = state.compute;
         let grad = grads.consume::<B>(&ops.node);
-        let mut parents = ops.parents.into_iter();
-        let [x_node, weight_node, bias_node] = std::array::from_fn(|_| parents.next().flatten());
+        let [x_node, weight_node, bias_node] = with_optional(ops.parents);
         let x = state.x.map(|x| x.retrieve(checkpointer));
         let weight = state.weight.map(|weight| weight.retrieve(checkpointer));
 

@@ -6,12 +6,12 @@ use std::sync::Arc;
 use burn::backend::autodiff::checkpoint::base::Checkpointer;
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::autodiff::grads::Gradients;
-use burn::backend::autodiff::ops::{Backward, Ops};
+use burn::backend::autodiff::ops::{Backward, Ops, unary};
 use burn::tensor::ops::FloatTensor;
 use burn::tensor::{FloatDType, TensorMetadata};
 
 use super::AutodiffTensor;
-use super::keep::{Kept, Operand, record, remember};
+use super::keep::{Kept, Operand, record, remember, with_optional};
 use crate::backend::{AmpBackend, Moments, to};
 use crate::policy::is_half;
 
@@ -38,8 +38,7 @@ impl<B: AmpBackend, const N: usize> Backward<B, N> for LayerNorm {
     ) {
         let state = ops.state;
         let grad = grads.consume::<B>(&ops.node);
-        let mut parents = ops.parents.into_iter();
-        let [x_node, gamma_node, beta_node] = std::array::from_fn(|_| parents.next().flatten());
+        let [x_node, gamma_node, beta_node] = with_optional(ops.parents);
         let x = state.x.retrieve(checkpointer);
         let gamma = state.gamma.retrieve(checkpointer);
 
@@ -110,13 +109,10 @@ impl<B: AmpBackend> Backward<B, 1> for Softmax {
         checkpointer: &mut Checkpointer,
     ) {
         let state = ops.state;
-        let grad = grads.consume::<B>(&ops.node);
         let output = state.output.retrieve(checkpointer);
-        let [parent] = ops.parents;
-        if let Some(parent) = parent {
-            let grad = B::amp_softmax_backward(output, grad, state.dim, state.dtype);
-            grads.register::<B>(parent.id, grad);
-        }
+        unary::<B, _>(ops.parents, ops.node, grads, |grad| {
+            B::amp_softmax_backward(output, grad, state.dim, state.dtype)
+        });
     }
 }
 
@@ -164,13 +160,10 @@ impl<B: AmpBackend> Backward<B, 1> for LogSoftmax {
         checkpointer: &mut Checkpointer,
     ) {
         let state = ops.state;
-        let grad = grads.consume::<B>(&ops.node);
         let x = state.x.retrieve(checkpointer);
-        let [parent] = ops.parents;
-        if let Some(parent) = parent {
-            let grad = B::amp_log_softmax_backward(x, state.log_sum, grad, state.dim);
-            grads.register::<B>(parent.id, grad);
-        }
+        unary::<B, _>(ops.parents, ops.node, grads, |grad| {
+            B::amp_log_softmax_backward(x, state.log_sum, grad, state.dim)
+        });
     }
 }
 

@@ -19,10 +19,7 @@ macro_rules! convolutions {
             options: $options,
             compute: FloatDType,
         ) -> FloatTensor<Self> {
-            let run = Self::amp_product_type(compute);
-            let [x, weight] =
-                [x, weight].map(|operand| product_operand::<Self>(operand, compute, run));
-            let bias = bias.map(|bias| product_operand::<Self>(bias, compute, run));
+            let (x, weight, bias) = layer_operands::<Self>(x, weight, bias, compute);
             to::<Self>(Self::$op(x, weight, bias, options), compute)
         }
     )*};
@@ -151,9 +148,7 @@ pub trait AmpBackend: Backend {
         bias: Option<FloatTensor<Self>>,
         compute: FloatDType,
     ) -> FloatTensor<Self> {
-        let run = Self::amp_product_type(compute);
-        let [x, weight] = [x, weight].map(|operand| product_operand::<Self>(operand, compute, run));
-        let bias = bias.map(|bias| product_operand::<Self>(bias, compute, run));
+        let (x, weight, bias) = layer_operands::<Self>(x, weight, bias, compute);
         to::<Self>(Self::linear(x, weight, bias), compute)
     }
 
@@ -384,6 +379,18 @@ pub trait AmpBackend: Backend {
     ) -> FloatTensor<Self> {
         composed::log_softmax_backward::<Self>(x, log_sum, grad, dim)
     }
+}
+
+/// The operands of a layer in the compute type, in the type that its product is run in.
+fn layer_operands<B: AmpBackend>(
+    x: FloatTensor<B>,
+    weight: FloatTensor<B>,
+    bias: Option<FloatTensor<B>>,
+    compute: FloatDType,
+) -> (FloatTensor<B>, FloatTensor<B>, Option<FloatTensor<B>>) {
+    let run = B::amp_product_type(compute);
+    let operand = |operand| product_operand::<B>(operand, compute, run);
+    (operand(x), operand(weight), bias.map(operand))
 }
 
 /// An elementwise op of two operands.

@@ -133,9 +133,7 @@ impl Bounds {
 }
 
 fn half_max(dtype: DType) -> Option<f64> {
-    is_half(dtype)
-        .then(|| largest_finite(dtype.into()).map(f64::from))
-        .flatten()
+    largest_finite(dtype.into()).map(f64::from)
 }
 
 /// The next value of the type above `value`.
