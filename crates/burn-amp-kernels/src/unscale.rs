@@ -60,22 +60,22 @@ impl Flags {
 }
 
 /// Multiplies gradients with `inv_scale`, a buffer of one f32, and flags those that are not finite
-/// before. The results are f32; an f32 gradient that nothing else holds is written in place.
+/// before. The results, f32, take the gradients' places in the list; an f32 gradient whose buffer
+/// nothing else holds is written in place. An error leaves the list as it was.
 ///
 /// # Shapes
 ///
 /// - grads: any, contiguous
-/// - returns: the same
 ///
 /// # Errors
 ///
 /// A gradient is not contiguous, the device lacks a type, or binds fewer than four buffers.
 pub fn unscale_and_check<R: Runtime>(
     client: &ComputeClient<R>,
-    grads: Vec<DeviceTensor>,
+    grads: &mut [DeviceTensor],
     inv_scale: &Handle,
-) -> Result<(Vec<DeviceTensor>, Flags), KernelError> {
-    let plan = Plan::new(client, &grads, |grad| {
+) -> Result<Flags, KernelError> {
+    let plan = Plan::new(client, grads, |grad| {
         if grad.dtype == FloatType::F32 && grad.handle.can_mut() {
             Access::InPlace
         } else {
@@ -143,7 +143,8 @@ pub fn unscale_and_check<R: Runtime>(
         }
         UNSCALE.add_one();
     }
-    Ok((outputs, flags))
+    grads.clone_from_slice(&outputs);
+    Ok(flags)
 }
 
 /// Flags gradients that are not finite, and leaves them alone.

@@ -26,7 +26,7 @@ pub(super) fn launch<R: Runtime>(
     // SAFETY: units beyond the last result do nothing, and positions follow shapes and strides.
     #[allow(unsafe_code)]
     unsafe {
-        multiply::launch_unchecked::<R>(
+        matmul_naive::launch_unchecked::<R>(
             client,
             cube_count(client, output.len().div_ceil(UNITS as usize)),
             CubeDim::new_1d(UNITS),
@@ -53,7 +53,7 @@ pub(super) fn launch<R: Runtime>(
 }
 
 #[cube(launch_unchecked, address_type = "dynamic")]
-fn multiply<L: Float, R: Float, C: Float, O: Float>(
+fn matmul_naive<L: Float, R: Float, C: Float, O: Float>(
     lhs: &Tensor<L>,
     rhs: &Tensor<R>,
     bias: &ComptimeOption<Array<f32>>,

@@ -66,7 +66,7 @@ pub fn layer_norm_forward<R: Runtime>(
     // SAFETY: a cube beyond the last row does nothing, and units stop at the end of theirs.
     #[allow(unsafe_code)]
     unsafe {
-        forward::launch_unchecked::<R>(
+        layer_norm::launch_unchecked::<R>(
             client,
             rows.cubes.clone(),
             rows.units,
@@ -137,7 +137,7 @@ pub fn layer_norm_backward<R: Runtime>(
     // SAFETY: a cube beyond the last row does nothing, and units stop at the end of theirs.
     #[allow(unsafe_code)]
     unsafe {
-        backward::launch_unchecked::<R>(
+        layer_norm_gradient::launch_unchecked::<R>(
             client,
             rows.cubes.clone(),
             rows.units,
@@ -185,7 +185,7 @@ fn column_sums<R: Runtime>(
     // SAFETY: units beyond the last column do nothing, and none goes beyond the last row.
     #[allow(unsafe_code)]
     unsafe {
-        block_sums::launch_unchecked::<R>(
+        layer_norm_block_sums::launch_unchecked::<R>(
             client,
             CubeCount::Static(columns as u32, blocks as u32, 1),
             CubeDim::new_1d(units as u32),
@@ -209,7 +209,7 @@ fn column_sums<R: Runtime>(
     // SAFETY: units beyond the last column do nothing.
     #[allow(unsafe_code)]
     unsafe {
-        sum_of_blocks::launch_unchecked::<R>(
+        layer_norm_sum_of_blocks::launch_unchecked::<R>(
             client,
             cube_count(client, vectors.div_ceil(units)),
             CubeDim::new_1d(units as u32),
@@ -247,7 +247,7 @@ fn require_f32(what: &'static str, tensor: &DeviceTensor) -> Result<(), KernelEr
 }
 
 #[cube(launch_unchecked, address_type = "dynamic")]
-fn forward<X: Float, O: Float, N: Size>(
+fn layer_norm<X: Float, O: Float, N: Size>(
     x: &Array<Vector<X, N>>,
     gamma: &Array<Vector<f32, N>>,
     beta: &ComptimeOption<Array<Vector<f32, N>>>,
@@ -306,7 +306,7 @@ fn forward<X: Float, O: Float, N: Size>(
 }
 
 #[cube(launch_unchecked, address_type = "dynamic")]
-fn backward<X: Float, G: Float, N: Size>(
+fn layer_norm_gradient<X: Float, G: Float, N: Size>(
     x: &Array<Vector<X, N>>,
     gamma: &Array<Vector<f32, N>>,
     means: &Array<f32>,
@@ -354,7 +354,7 @@ fn backward<X: Float, G: Float, N: Size>(
 
 /// Σ g x̂ and Σ g over a block of rows; a unit has a vector of columns.
 #[cube(launch_unchecked, address_type = "dynamic")]
-fn block_sums<X: Float, G: Float, N: Size>(
+fn layer_norm_block_sums<X: Float, G: Float, N: Size>(
     x: &Array<Vector<X, N>>,
     means: &Array<f32>,
     inv_deviations: &Array<f32>,
@@ -388,7 +388,7 @@ fn block_sums<X: Float, G: Float, N: Size>(
 }
 
 #[cube(launch_unchecked, address_type = "dynamic")]
-fn sum_of_blocks<N: Size>(
+fn layer_norm_sum_of_blocks<N: Size>(
     gamma_parts: &Array<Vector<f32, N>>,
     beta_parts: &Array<Vector<f32, N>>,
     gamma: &mut Array<Vector<f32, N>>,

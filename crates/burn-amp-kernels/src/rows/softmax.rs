@@ -60,7 +60,7 @@ fn launch_forward<R: Runtime>(
     // SAFETY: a cube beyond the last row does nothing, and units stop at the end of theirs.
     #[allow(unsafe_code)]
     unsafe {
-        forward::launch_unchecked::<R>(
+        softmax::launch_unchecked::<R>(
             client,
             rows.cubes.clone(),
             rows.units,
@@ -109,7 +109,7 @@ pub fn softmax_backward<R: Runtime>(
     // SAFETY: a cube beyond the last row does nothing, and units stop at the end of theirs.
     #[allow(unsafe_code)]
     unsafe {
-        backward::launch_unchecked::<R>(
+        softmax_gradient::launch_unchecked::<R>(
             client,
             rows.cubes.clone(),
             rows.units,
@@ -166,7 +166,7 @@ pub fn log_softmax_backward<R: Runtime>(
     // SAFETY: a cube beyond the last row does nothing, and units stop at the end of theirs.
     #[allow(unsafe_code)]
     unsafe {
-        log_backward::launch_unchecked::<R>(
+        log_softmax_gradient::launch_unchecked::<R>(
             client,
             rows.cubes.clone(),
             rows.units,
@@ -190,7 +190,7 @@ pub fn log_softmax_backward<R: Runtime>(
 /// The maximum and the sum come from one walk over the row: where a unit meets a larger value, what it
 /// has summed so far is scaled down to it.
 #[cube(launch_unchecked, address_type = "dynamic")]
-fn forward<X: Float, O: Float, N: Size>(
+fn softmax<X: Float, O: Float, N: Size>(
     x: &Array<Vector<X, N>>,
     output: &mut Array<Vector<O, N>>,
     log_sums: &mut Array<f32>,
@@ -240,7 +240,7 @@ fn forward<X: Float, O: Float, N: Size>(
 }
 
 #[cube(launch_unchecked, address_type = "dynamic")]
-fn backward<Y: Float, G: Float, O: Float, N: Size>(
+fn softmax_gradient<Y: Float, G: Float, O: Float, N: Size>(
     output: &Array<Vector<Y, N>>,
     grad: &Array<Vector<G, N>>,
     x_grad: &mut Array<Vector<O, N>>,
@@ -283,7 +283,7 @@ fn backward<Y: Float, G: Float, O: Float, N: Size>(
 }
 
 #[cube(launch_unchecked, address_type = "dynamic")]
-fn log_backward<X: Float, G: Float, N: Size>(
+fn log_softmax_gradient<X: Float, G: Float, N: Size>(
     x: &Array<Vector<X, N>>,
     log_sums: &Array<f32>,
     grad: &Array<Vector<G, N>>,

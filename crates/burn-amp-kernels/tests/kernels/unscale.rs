@@ -45,11 +45,16 @@ fn multiplies_in_f32_and_finds_what_is_not_finite(
         }
         let grad = upload(&client, &values, &[len], dtype);
         let kept = shared.then(|| grad.clone());
-        let (unscaled, flags) =
-            unscale_and_check(&client, vec![grad], &scale_of(&client, inv_scale)).unwrap();
+        let buffer = |grad: &DeviceTensor| format!("{:?}", grad.handle);
+        let before = buffer(&grad);
+        let mut unscaled = [grad];
+        let scale = scale_of(&client, inv_scale);
+        let flags = unscale_and_check(&client, &mut unscaled, &scale).unwrap();
 
         assert_eq!(flags.read(&client), [found], "{last:?}");
         assert_eq!(unscaled[0].dtype, FloatType::F32);
+        let in_place = dtype == FloatType::F32 && !shared;
+        assert_eq!(buffer(&unscaled[0]) == before, in_place);
         let unscaled = download(&client, &unscaled[0]);
         for (value, unscaled) in values.iter().zip(&unscaled) {
             let expected = value * inv_scale;
@@ -76,11 +81,11 @@ fn subnormals_come_through() {
         .map(|bits| f16::from_bits(bits).to_f32())
         .to_vec();
     let full = [f32::from_bits(1 << 20), -f32::MIN_POSITIVE / 2.0];
-    let grads = vec![
+    let mut unscaled = [
         upload(&client, &half, &[3], FloatType::F16),
         upload(&client, &full, &[2], FloatType::F32),
     ];
-    let (unscaled, flags) = unscale_and_check(&client, grads, &scale_of(&client, 1.0)).unwrap();
+    let flags = unscale_and_check(&client, &mut unscaled, &scale_of(&client, 1.0)).unwrap();
     assert_eq!(download(&client, &unscaled[0]), half);
     assert_eq!(download(&client, &unscaled[1]), full);
     assert_eq!(flags.read(&client), [Found::default(); 2]);
@@ -101,12 +106,12 @@ fn many_gradients_in_few_launches(#[values(1, 3, 15, 16, 17, 33, 50)] count: usi
             values
         })
         .collect();
-    let grads: Vec<_> = values
+    let mut unscaled: Vec<_> = values
         .iter()
         .map(|values| upload(&client, values, &[values.len()], FloatType::F32))
         .collect();
     let before = counters::launches();
-    let (unscaled, flags) = unscale_and_check(&client, grads, &scale_of(&client, 0.5)).unwrap();
+    let flags = unscale_and_check(&client, &mut unscaled, &scale_of(&client, 0.5)).unwrap();
     let launches = counters::launches() - before;
     // Other tests may launch at the same time, so that this is a lower bound for what was counted.
     let limit = gradients_at_once(&client, true).unwrap();

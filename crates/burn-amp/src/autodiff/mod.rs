@@ -20,7 +20,7 @@ use burn::tensor::{FloatDType, TensorMetadata};
 
 pub use gradients::AmpGradients;
 
-use crate::backend::{Amp, AmpBackend};
+use crate::backend::{Amp, AmpBackend, register_gradient_ops};
 use crate::policy::{self, DeviceKey, is_half};
 
 /// Burn's autodiff backend, and its tensors: the graph that our nodes are part of.
@@ -74,6 +74,7 @@ where
     /// Multiplies the loss by the scale in force, in f32, before it is differentiated.
     fn backward(loss: FloatTensor<Self>) -> Self::Gradients {
         unrounded::forget();
+        register_gradient_ops::<B::InnerBackend>();
         let scale = policy::begin_backward(DeviceKey::of(&B::float_device(&loss)));
         let loss = if scale == 1.0 {
             loss

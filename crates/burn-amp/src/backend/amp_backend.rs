@@ -1,11 +1,11 @@
 use burn::tensor::backend::Backend;
 use burn::tensor::ops::{
-    AttentionModuleOptions, BoolTensor, ConvOptions, ConvTransposeOptions, FloatTensor,
+    AttentionModuleOptions, BoolTensor, ConvOptions, ConvTransposeOptions, FloatTensor, IntTensor,
 };
 use burn::tensor::{DType, FloatDType, TensorMetadata};
 
 use super::composed;
-use super::operands::{in_wider, product_operand, saturated, to, widen, wider};
+use super::operands::{in_wider, saturated, to, widen};
 use crate::policy::is_half;
 
 /// Declares convolutions with their default: Burn's op on operands of the compute type.
@@ -19,7 +19,7 @@ macro_rules! convolutions {
             options: $options,
             compute: FloatDType,
         ) -> FloatTensor<Self> {
-            let (x, weight, bias) = layer_operands::<Self>(x, weight, bias, compute);
+            let (x, weight, bias) = composed::layer_operands::<Self>(x, weight, bias, compute);
             to::<Self>(Self::$op(x, weight, bias, options), compute)
         }
     )*};
@@ -97,6 +97,31 @@ pub trait AmpBackend: Backend {
         Self::float_mul_scalar(grad, inv_scale.into())
     }
 
+    /// Divides many gradients by the loss scale, as [`amp_unscale`](AmpBackend::amp_unscale), and flags
+    /// those that are not finite, as [`amp_check`](AmpBackend::amp_check).
+    ///
+    /// # Shapes
+    ///
+    /// - grads: any
+    /// - returns: the same, and `[gradients, 2]`
+    fn amp_unscale_and_check(
+        grads: Vec<FloatTensor<Self>>,
+        inv_scale: f32,
+    ) -> (Vec<FloatTensor<Self>>, IntTensor<Self>) {
+        composed::unscale_and_check::<Self>(grads, inv_scale)
+    }
+
+    /// Flags gradients that are not finite: for each, 1 if it has an infinity, else 0, and the same for
+    /// NaN. There has to be at least one gradient.
+    ///
+    /// # Shapes
+    ///
+    /// - grads: any
+    /// - returns: `[gradients, 2]`
+    fn amp_check(grads: Vec<FloatTensor<Self>>) -> IntTensor<Self> {
+        composed::check::<Self>(grads)
+    }
+
     // Products
 
     /// The type in which products of operands in the `compute` type are run; `compute` by default. A
@@ -131,9 +156,7 @@ pub trait AmpBackend: Backend {
         compute: FloatDType,
         out: FloatDType,
     ) -> FloatTensor<Self> {
-        let run = wider(Self::amp_product_type(compute).into(), out.into()).into();
-        let [lhs, rhs] = [lhs, rhs].map(|operand| product_operand::<Self>(operand, compute, run));
-        to::<Self>(Self::float_matmul(lhs, rhs), out)
+        composed::matmul::<Self>(lhs, rhs, compute, out)
     }
 
     /// Linear layer `x · weight + bias` in the `compute` type, which the result has too.
@@ -148,8 +171,7 @@ pub trait AmpBackend: Backend {
         bias: Option<FloatTensor<Self>>,
         compute: FloatDType,
     ) -> FloatTensor<Self> {
-        let (x, weight, bias) = layer_operands::<Self>(x, weight, bias, compute);
-        to::<Self>(Self::linear(x, weight, bias), compute)
+        composed::linear::<Self>(x, weight, bias, compute)
     }
 
     convolutions! {
@@ -323,7 +345,7 @@ pub trait AmpBackend: Backend {
     /// - tensor: any
     /// - returns: the same
     fn amp_softmax(tensor: FloatTensor<Self>, dim: usize) -> FloatTensor<Self> {
-        Self::softmax(widen::<Self>(tensor), dim)
+        composed::softmax::<Self>(tensor, dim)
     }
 
     /// The gradient of a softmax, from its result `output`: `y (g - Σ y g / Σ y)`, in f32, stored in
@@ -379,18 +401,6 @@ pub trait AmpBackend: Backend {
     ) -> FloatTensor<Self> {
         composed::log_softmax_backward::<Self>(x, log_sum, grad, dim)
     }
-}
-
-/// The operands of a layer in the compute type, in the type that its product is run in.
-fn layer_operands<B: AmpBackend>(
-    x: FloatTensor<B>,
-    weight: FloatTensor<B>,
-    bias: Option<FloatTensor<B>>,
-    compute: FloatDType,
-) -> (FloatTensor<B>, FloatTensor<B>, Option<FloatTensor<B>>) {
-    let run = B::amp_product_type(compute);
-    let operand = |operand| product_operand::<B>(operand, compute, run);
-    (operand(x), operand(weight), bias.map(operand))
 }
 
 /// An elementwise op of two operands.
@@ -485,17 +495,3 @@ macro_rules! ndarray {
 
 #[cfg(feature = "ndarray")]
 ndarray!(f32: [i64, i32, i16, i8], f64: [i64, i32, i16, i8]);
-
-#[cfg(any(feature = "cuda", feature = "vulkan"))]
-impl<R, F, I, BT> AmpBackend for burn_cubecl::CubeBackend<R, F, I, BT>
-where
-    R: burn_cubecl::CubeRuntime,
-    F: burn_cubecl::FloatElement,
-    I: burn_cubecl::IntElement,
-    BT: burn_cubecl::element::BoolElement,
-    Self: Backend,
-{
-}
-
-#[cfg(feature = "fusion")]
-impl<B: burn_fusion::FusionBackend> AmpBackend for burn_fusion::Fusion<B> {}

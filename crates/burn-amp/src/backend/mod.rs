@@ -5,10 +5,15 @@ mod activation;
 mod amp_backend;
 mod bool_tensor;
 mod composed;
+#[cfg(feature = "kernels")]
+mod cube;
 mod delegate;
 #[cfg(feature = "flex")]
 mod flex;
 mod float;
+#[cfg(feature = "fusion")]
+mod fusion;
+mod gradients;
 mod int_tensor;
 mod module;
 mod operands;
@@ -25,6 +30,7 @@ pub use amp_backend::{
     AmpBackend, Arithmetic, Attention, AttentionGrads, LayerNorm, LayerNormGrads, Moments,
 };
 pub(crate) use composed::{as_matrix, sum_of_rows, sum_to_shape};
+pub(crate) use gradients::{gradient_ops, register_gradient_ops};
 pub(crate) use operands::{product_operand, saturated, to, widen, wider};
 
 /// A backend that runs ops in the precision that the rules give them.

@@ -5,7 +5,7 @@ use burn::tensor::ops::Device;
 use serde::{Deserialize, Serialize};
 
 use super::check::Check;
-use super::unscale::{has_half, in_f32};
+use super::widen::{has_half, in_f32};
 use super::{AmpOptimizerRecord, StepCounters, StepOutcome};
 use crate::full_precision;
 use crate::loss_scale::{LossScaler, OptimizerId, ScaleUpdate, SharedScaler};

@@ -1,12 +1,14 @@
-//! Looks for gradients that are not finite: one flag for each parameter, computed where the gradient
-//! is, and one read for all flags of a device.
+//! Looks for gradients that are not finite: flags for each parameter, computed where the gradients are,
+//! and one read for all flags of a device.
 
 use burn::module::{AutodiffModule, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::backend::{AutodiffBackend, Backend};
-use burn::tensor::{Int, Tensor};
+use burn::tensor::ops::{FloatTensor, IntTensor};
+use burn::tensor::{Int, Tensor, TensorPrimitive};
 
 use super::{NonFinite, NonFiniteGradient};
+use crate::backend::gradient_ops;
 use crate::policy::DeviceKey;
 
 /// Flags on their devices, not read yet.
@@ -17,28 +19,51 @@ pub(super) struct Check<B: Backend> {
 
 #[derive(Debug, Clone)]
 struct DeviceFlags<B: Backend> {
-    device: DeviceKey,
     params: Vec<(String, ParamId)>,
-    /// For each parameter 0 if its gradient is finite, 1 if it has infinities, 2 if it has NaN.
-    flags: Vec<Tensor<B, 1, Int>>,
+    /// `[params, 2]`: 1 if a gradient has infinities, and 1 if it has NaN.
+    flags: Tensor<B, 2, Int>,
 }
 
 impl<B: Backend> Check<B> {
-    /// Flags the gradients that `grads` holds for the parameters of `module`.
+    /// Flags the gradients that `grads` hold for the parameters of `module`.
     pub(super) fn of<A, M>(module: &M, grads: &[&GradientsParams]) -> Self
     where
         A: AutodiffBackend<InnerBackend = B>,
         M: AutodiffModule<A>,
     {
-        let mut visitor = CheckVisitor {
-            grads,
-            path: Vec::new(),
-            check: Check {
-                devices: Vec::new(),
-            },
-        };
-        module.visit(&mut visitor);
-        visitor.check
+        let check = gradient_ops::<B>().check;
+        let devices = collect(module, Source::Shared(grads)).into_iter();
+        Self {
+            devices: devices
+                .map(|gradients| DeviceFlags::new(gradients.params, check(gradients.grads)))
+                .collect(),
+        }
+    }
+
+    /// Takes the gradients of `module` out of `scaled`, brings them to f32, multiplies them with
+    /// `inv_scale`, and flags them.
+    pub(super) fn of_unscaled<A, M>(
+        module: &M,
+        mut scaled: GradientsParams,
+        inv_scale: f32,
+    ) -> (GradientsParams, Self)
+    where
+        A: AutodiffBackend<InnerBackend = B>,
+        M: AutodiffModule<A>,
+    {
+        let unscale_and_check = gradient_ops::<B>().unscale_and_check;
+        let mut unscaled = GradientsParams::new();
+        let mut devices = Vec::new();
+        for gradients in collect(module, Source::Owned(&mut scaled)) {
+            let (grads, flags) = unscale_and_check(gradients.grads, inv_scale);
+            for ((_, id), grad) in gradients.params.iter().zip(grads) {
+                // The container knows nothing of ranks.
+                let grad = Tensor::<B, 1>::from_primitive(TensorPrimitive::Float(grad));
+                unscaled.register(*id, grad);
+            }
+            devices.push(DeviceFlags::new(gradients.params, flags));
+        }
+        (unscaled, Self { devices })
     }
 
     /// Whether no parameter has a gradient.
@@ -53,49 +78,25 @@ impl<B: Backend> Check<B> {
             .flat_map(DeviceFlags::read)
             .collect()
     }
-
-    fn push<const D: usize>(&mut self, path: String, id: ParamId, grad: Tensor<B, D>) {
-        let device = DeviceKey::of(&grad.device());
-        let index = self
-            .devices
-            .iter()
-            .position(|flags| flags.device == device)
-            .unwrap_or_else(|| {
-                self.devices.push(DeviceFlags {
-                    device,
-                    params: Vec::new(),
-                    flags: Vec::new(),
-                });
-                self.devices.len() - 1
-            });
-        let flags = &mut self.devices[index];
-        if grad.shape().num_elements() > 0 {
-            flags.params.push((path, id));
-            flags.flags.push(flag(grad));
-        }
-    }
-}
-
-fn flag<B: Backend, const D: usize>(grad: Tensor<B, D>) -> Tensor<B, 1, Int> {
-    let nan = grad.clone().is_nan();
-    let non_finite = grad.is_inf().bool_or(nan.clone());
-    non_finite.any().int() + nan.any().int()
 }
 
 impl<B: Backend> DeviceFlags<B> {
+    fn new(params: Vec<(String, ParamId)>, flags: IntTensor<B>) -> Self {
+        Self {
+            params,
+            flags: Tensor::from_primitive(flags),
+        }
+    }
+
     fn read(self) -> impl Iterator<Item = NonFiniteGradient> {
-        let flags: Vec<i64> = if self.flags.is_empty() {
-            Vec::new()
-        } else {
-            Tensor::cat(self.flags, 0).into_data().iter().collect()
-        };
+        let flags: Vec<i64> = self.flags.into_data().iter().collect();
         self.params
             .into_iter()
-            .zip(flags)
-            .filter_map(|((path, id), flag)| {
-                let kind = match flag {
-                    0 => return None,
-                    1 => NonFinite::Infinity,
+            .enumerate()
+            .filter_map(move |(index, (path, id))| {
+                let kind = match [flags[2 * index], flags[2 * index + 1]] {
+                    [0, 0] => return None,
+                    [_, 0] => NonFinite::Infinity,
                     _ => NonFinite::NaN,
                 };
                 Some(NonFiniteGradient { path, id, kind })
@@ -103,18 +104,68 @@ impl<B: Backend> DeviceFlags<B> {
     }
 }
 
-struct CheckVisitor<'a, B: Backend> {
-    grads: &'a [&'a GradientsParams],
-    path: Vec<String>,
-    check: Check<B>,
+/// The gradients of a device.
+struct OnDevice<B: Backend> {
+    device: DeviceKey,
+    params: Vec<(String, ParamId)>,
+    grads: Vec<FloatTensor<B>>,
 }
 
-impl<A: AutodiffBackend> ModuleVisitor<A> for CheckVisitor<'_, A::InnerBackend> {
+/// Where gradients are found.
+enum Source<'a> {
+    Shared(&'a [&'a GradientsParams]),
+    Owned(&'a mut GradientsParams),
+}
+
+struct Collector<'a, B: Backend> {
+    source: Source<'a>,
+    path: Vec<String>,
+    devices: Vec<OnDevice<B>>,
+}
+
+fn collect<A, M>(module: &M, source: Source<'_>) -> Vec<OnDevice<A::InnerBackend>>
+where
+    A: AutodiffBackend,
+    M: AutodiffModule<A>,
+{
+    let mut collector = Collector {
+        source,
+        path: Vec::new(),
+        devices: Vec::new(),
+    };
+    module.visit(&mut collector);
+    collector.devices
+}
+
+impl<B: Backend> Collector<'_, B> {
+    fn push<const D: usize>(&mut self, id: ParamId, grad: Tensor<B, D>) {
+        let device = DeviceKey::of(&grad.device());
+        let known = self.devices.iter().position(|known| known.device == device);
+        let index = known.unwrap_or_else(|| {
+            self.devices.push(OnDevice {
+                device,
+                params: Vec::new(),
+                grads: Vec::new(),
+            });
+            self.devices.len() - 1
+        });
+        let gradients = &mut self.devices[index];
+        gradients.params.push((self.path.join("."), id));
+        gradients.grads.push(grad.into_primitive().tensor());
+    }
+}
+
+impl<A: AutodiffBackend> ModuleVisitor<A> for Collector<'_, A::InnerBackend> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<A, D>>) {
-        for grads in self.grads {
-            if let Some(grad) = grads.get::<A::InnerBackend, D>(param.id) {
-                self.check.push(self.path.join("."), param.id, grad);
-            }
+        let found: Vec<Tensor<A::InnerBackend, D>> = match &mut self.source {
+            Source::Shared(parts) => parts
+                .iter()
+                .filter_map(|grads| grads.get(param.id))
+                .collect(),
+            Source::Owned(grads) => grads.remove(param.id).into_iter().collect(),
+        };
+        for grad in found {
+            self.push(param.id, grad);
         }
     }
 

@@ -4,7 +4,6 @@ use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{FloatDType, Tensor};
 
 use super::check::Check;
-use super::unscale::unscale;
 use super::{NonFiniteGradient, StepOutcome};
 use crate::full_precision;
 use crate::loss_scale::{
@@ -105,8 +104,10 @@ impl GradScaler {
         M: AutodiffModule<B>,
     {
         let taken = GradientsParams::from_module(&mut scaled.grads, module);
-        let unscaled = unscale::<B, M>(taken, reciprocal(scaled.scale), module);
-        UnscaledGradients::from_params(unscaled, module)
+        let inv_scale = reciprocal(scaled.scale);
+        let (params, check) =
+            full_precision(|| Check::of_unscaled::<B, M>(module, taken, inv_scale));
+        UnscaledGradients { params, check }
     }
 
     /// Steps on gradients that are finite, in full precision; otherwise returns the module as it is.

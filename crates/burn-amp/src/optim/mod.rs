@@ -6,7 +6,7 @@ mod check;
 mod grad_scaler;
 mod outcome;
 mod record;
-mod unscale;
+mod widen;
 
 pub use amp_optimizer::{AmpOptimizer, AmpOptimizerConfig, GradientCheck};
 pub use grad_scaler::{

@@ -2,15 +2,19 @@
 //! compared with, and what runs where it has none. Everything is computed in f32, or in f64 from f64.
 
 mod attention;
+mod gradients;
+mod product;
 mod rows;
 
 use burn::tensor::ops::FloatTensor;
 use burn::tensor::{FloatDType, TensorMetadata, get_device_settings};
 
 pub(super) use attention::{attention, attention_backward};
+pub(super) use gradients::{check, unscale_and_check};
+pub(super) use product::{layer_operands, linear, matmul};
 pub(crate) use rows::{as_matrix, sum_of_rows, sum_to_shape};
 pub(super) use rows::{
-    layer_norm, layer_norm_backward, log_softmax, log_softmax_backward, softmax_backward,
+    layer_norm, layer_norm_backward, log_softmax, log_softmax_backward, softmax, softmax_backward,
 };
 
 use super::AmpBackend;

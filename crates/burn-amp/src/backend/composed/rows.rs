@@ -70,6 +70,13 @@ pub(in crate::backend) fn layer_norm_backward<B: AmpBackend>(
     }
 }
 
+pub(in crate::backend) fn softmax<B: AmpBackend>(
+    tensor: FloatTensor<B>,
+    dim: usize,
+) -> FloatTensor<B> {
+    B::softmax(widen::<B>(tensor), dim)
+}
+
 pub(in crate::backend) fn softmax_backward<B: AmpBackend>(
     output: FloatTensor<B>,
     grad: FloatTensor<B>,
