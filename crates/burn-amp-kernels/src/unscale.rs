@@ -1,9 +1,10 @@
 //! Divides gradients by the loss scale and flags those that are not finite, many in one launch.
 //!
 //! The arithmetic is that of PyTorch's `_amp_foreach_non_finite_check_and_unscale_`: a value is widened
-//! to f32, flagged if it is not finite, multiplied with the reciprocal of the scale, and stored whether
-//! it was flagged or not. Where PyTorch raises one flag, each gradient has two here, so that the one
-//! read by the host names the parameter and tells infinities from NaN.
+//! to f32, multiplied with the reciprocal of the scale, and stored whether it is finite or not. There
+//! are two differences. Where PyTorch raises one flag, each gradient has two here, so that the one
+//! read by the host names the parameter and tells infinities from NaN. And the product is looked at,
+//! not the factor: they differ where a scale below one takes a finite gradient beyond f32.
 
 use cubecl::ir::StorageType;
 use cubecl::prelude::*;
@@ -60,7 +61,7 @@ impl Flags {
 }
 
 /// Multiplies gradients with `inv_scale`, a buffer of one f32, and flags those that are not finite
-/// before. The results, f32, take the gradients' places in the list; an f32 gradient whose buffer
+/// then. The results, f32, take the gradients' places in the list; an f32 gradient whose buffer
 /// nothing else holds is written in place. An error leaves the list as it was.
 ///
 /// # Shapes
@@ -348,10 +349,10 @@ fn unscale_to<I: Float, N: Size>(
         let mut nan = false;
         let mut pos = ABSOLUTE_POS;
         while pos < grad.len() {
-            let value = Vector::<f32, N>::cast_from(grad[pos]);
+            let value = Vector::<f32, N>::cast_from(grad[pos]) * inv_scale;
             infinity = infinity || any::<N>(value.is_inf());
             nan = nan || any::<N>(value.is_nan());
-            output[pos] = value * inv_scale;
+            output[pos] = value;
             pos += stride;
         }
         raise(flags, *slots.index(index), infinity, nan);
@@ -374,10 +375,10 @@ fn unscale_in_place<N: Size>(
         let mut nan = false;
         let mut pos = ABSOLUTE_POS;
         while pos < grad.len() {
-            let value = grad[pos];
+            let value = grad[pos] * inv_scale;
             infinity = infinity || any::<N>(value.is_inf());
             nan = nan || any::<N>(value.is_nan());
-            grad[pos] = value * inv_scale;
+            grad[pos] = value;
             pos += stride;
         }
         raise(flags, *slots.index(index), infinity, nan);

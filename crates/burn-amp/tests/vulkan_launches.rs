@@ -168,6 +168,7 @@ fn of_a_training_step() {
     let many = step::<Autodiff<Amp<Plain>>>(3, norms, &log);
     let parameters: usize = 3 + 2 * norms;
     assert_eq!(many.ours.unscale as usize, parameters.div_ceil(limit));
+    assert_eq!(many.count("UnscaleInPlace"), parameters.div_ceil(limit));
     assert_eq!(many.ours.check, 0);
     assert_eq!([two.reads, six.reads, many.reads], [1; 3]);
     // A norm is one launch forward, and three backward.

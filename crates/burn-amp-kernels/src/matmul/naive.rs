@@ -86,7 +86,8 @@ fn matmul_naive<L: Float, R: Float, C: Float, O: Float>(
 
     let mut sum = 0.0f32;
     for _ in 0..lhs.shape(rank - 1) {
-        // Rounded to the compute type and back: the product of two halves is exact in f32.
+        // Rounded to the compute type and back: the product of two halves is exact in f32. Some drivers
+        // leave the rounding out.
         let l = f32::cast_from(C::cast_from(lhs[left]));
         let r = f32::cast_from(C::cast_from(rhs[right]));
         sum += l * r;

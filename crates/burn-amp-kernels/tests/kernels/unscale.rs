@@ -45,16 +45,12 @@ fn multiplies_in_f32_and_finds_what_is_not_finite(
         }
         let grad = upload(&client, &values, &[len], dtype);
         let kept = shared.then(|| grad.clone());
-        let buffer = |grad: &DeviceTensor| format!("{:?}", grad.handle);
-        let before = buffer(&grad);
         let mut unscaled = [grad];
         let scale = scale_of(&client, inv_scale);
         let flags = unscale_and_check(&client, &mut unscaled, &scale).unwrap();
 
         assert_eq!(flags.read(&client), [found], "{last:?}");
         assert_eq!(unscaled[0].dtype, FloatType::F32);
-        let in_place = dtype == FloatType::F32 && !shared;
-        assert_eq!(buffer(&unscaled[0]) == before, in_place);
         let unscaled = download(&client, &unscaled[0]);
         for (value, unscaled) in values.iter().zip(&unscaled) {
             let expected = value * inv_scale;
@@ -87,7 +83,9 @@ fn subnormals_come_through() {
     ];
     let flags = unscale_and_check(&client, &mut unscaled, &scale_of(&client, 1.0)).unwrap();
     assert_eq!(download(&client, &unscaled[0]), half);
-    assert_eq!(download(&client, &unscaled[1]), full);
+    // Vulkan leaves it to the driver whether f32 arithmetic flushes them to zero.
+    let unscaled = download(&client, &unscaled[1]);
+    assert!(unscaled == full || unscaled == [0.0; 2], "{unscaled:?}");
     assert_eq!(flags.read(&client), [Found::default(); 2]);
 }
 
@@ -177,4 +175,20 @@ fn refuses_gradients_with_gaps() {
         "a gradient has to be contiguous, got shape [2, 2] with strides [5, 1]"
     );
     assert!(matches!(refused, KernelError::NotContiguous { .. }));
+}
+
+/// A scale below one may take a finite gradient beyond f32.
+#[test]
+fn the_result_is_what_has_to_be_finite() {
+    let Some(client) = client() else { return };
+    let mut grads = [
+        upload(&client, &[1e30, 1.0], &[2], FloatType::F32),
+        upload(&client, &[6e4, 1.0], &[2], FloatType::F16),
+    ];
+    let flags = unscale_and_check(&client, &mut grads, &scale_of(&client, 1e34)).unwrap();
+    let found = Found {
+        infinity: true,
+        nan: false,
+    };
+    assert_eq!(flags.read(&client), [found; 2]);
 }

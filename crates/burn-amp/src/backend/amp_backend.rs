@@ -98,7 +98,7 @@ pub trait AmpBackend: Backend {
     }
 
     /// Divides many gradients by the loss scale, as [`amp_unscale`](AmpBackend::amp_unscale), and flags
-    /// those that are not finite, as [`amp_check`](AmpBackend::amp_check).
+    /// those that are not finite then, as [`amp_check`](AmpBackend::amp_check).
     ///
     /// # Shapes
     ///

@@ -10,9 +10,10 @@ pub(in crate::backend) fn unscale_and_check<B: Backend>(
     grads: Vec<FloatTensor<B>>,
     inv_scale: f32,
 ) -> (Vec<FloatTensor<B>>, IntTensor<B>) {
-    let flags = check::<B>(grads.clone());
-    let unscaled = grads.into_iter().map(|grad| unscale::<B>(grad, inv_scale));
-    (unscaled.collect(), flags)
+    let unscale = |grad| unscale::<B>(grad, inv_scale);
+    let unscaled: Vec<_> = grads.into_iter().map(unscale).collect();
+    let flags = check::<B>(unscaled.clone());
+    (unscaled, flags)
 }
 
 /// A scale of one leaves the values alone, NaN payloads included.
