@@ -21,6 +21,9 @@ enum Chore {
     Features,
     /// All tests, in debug and in release: some of Burn's checks exist in debug builds only.
     Test,
+    /// The GPU backends on Vulkan. Without a device the tests pass with a message, unless
+    /// BURN_AMP_REQUIRE_VULKAN is set; Debian's mesa-vulkan-drivers provides one on the CPU.
+    Vulkan,
 }
 
 /// Each alone, none, and together. The GPU backends need no toolkit to compile.
@@ -32,9 +35,9 @@ const FEATURES: &[&str] = &[
     "fusion",
     "cuda",
     "vulkan",
-    "cuda,fusion",
+    "cuda,fusion,autotune",
     "vulkan,fusion",
-    "flex,ndarray,cuda,vulkan,fusion,train",
+    "flex,ndarray,cuda,vulkan,fusion,autotune,train",
 ];
 
 fn main() -> Result<()> {
@@ -43,11 +46,13 @@ fn main() -> Result<()> {
         Chore::Validate => {
             lint(&shell)?;
             test(&shell)?;
+            vulkan(&shell)?;
             features(&shell)
         }
         Chore::Lint => lint(&shell),
         Chore::Features => features(&shell),
         Chore::Test => test(&shell),
+        Chore::Vulkan => vulkan(&shell),
     }
 }
 
@@ -66,6 +71,27 @@ fn lint(shell: &Shell) -> Result<()> {
 fn test(shell: &Shell) -> Result<()> {
     cmd!(shell, "cargo test --workspace").run()?;
     cmd!(shell, "cargo test --workspace --release").run()?;
+    Ok(())
+}
+
+/// Naive products: on a CPU the tiled ones take longer to compile than these take to run. They have
+/// tests of their own in burn-amp-kernels, which are part of all tests.
+fn vulkan(shell: &Shell) -> Result<()> {
+    let features = [
+        "burn-amp/flex",
+        "burn-amp/vulkan",
+        "burn-amp/fusion",
+        "char-gpt/flex",
+        "char-gpt/vulkan",
+    ]
+    .join(",");
+    let _naive = shell.push_env("BURN_AMP_MATMUL", "naive");
+    cmd!(
+        shell,
+        "cargo test --package burn-amp --package char-gpt --no-default-features
+            --features {features} --test vulkan --test vulkan_launches"
+    )
+    .run()?;
     Ok(())
 }
 
