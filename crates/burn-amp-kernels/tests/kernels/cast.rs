@@ -78,6 +78,7 @@ fn casts_a_transposed_matrix_where_it_lies() {
     let tensor = upload(&client, &values, &[5, 7], FloatType::F32).transposed();
     let half = cast(&client, &tensor, FloatType::F16, false).unwrap();
     assert_eq!(half.shape.to_vec(), [7, 5]);
+    assert_eq!(half.strides.to_vec(), [1, 7]);
     let lying = DeviceTensor::contiguous(half.handle, [5, 7], FloatType::F16);
     assert_eq!(download(&client, &lying), rounded(&values, FloatType::F16));
 }

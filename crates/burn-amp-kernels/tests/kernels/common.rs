@@ -81,6 +81,19 @@ pub fn upload_amid_nan(
     tensor
 }
 
+/// A tensor whose buffer goes on behind it, with NaN.
+pub fn upload_before_nan(
+    client: &Client,
+    values: &[f32],
+    shape: &[usize],
+    dtype: FloatType,
+) -> DeviceTensor {
+    let mut longer = values.to_vec();
+    longer.resize(values.len() + 4096, f32::NAN);
+    let handle = client.create_from_slice(&bytes_of(&longer, dtype));
+    DeviceTensor::contiguous(handle, shape.to_vec(), dtype)
+}
+
 pub fn download(client: &Client, tensor: &DeviceTensor) -> Vec<f32> {
     assert!(tensor.is_contiguous());
     let len = tensor.len();

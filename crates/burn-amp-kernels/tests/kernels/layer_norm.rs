@@ -119,6 +119,27 @@ fn variance_does_not_cancel() {
     assert_close(&download(&client, &output), &expected.output, 1e-5);
 }
 
+/// The last block of rows is not full.
+#[test]
+fn sums_stop_at_the_last_row() {
+    let Some(client) = client() else { return };
+    let [rows, width] = [131, 20];
+    let [x, grad] = [1, 2].map(|seed| random(seed, rows * width));
+    let gamma = random(3, width);
+    let expected = reference(&x, &gamma, &vec![0.0; width], &grad);
+    let operand =
+        |values: &[f32], shape: &[usize]| upload_before_nan(&client, values, shape, FloatType::F32);
+    let x = operand(&x, &[rows, width]);
+    let grad = operand(&grad, &[rows, width]);
+    let gamma = operand(&gamma, &[width]);
+    let (_, moments) =
+        layer_norm_forward(&client, &x, &gamma, None, EPSILON, FloatType::F32).unwrap();
+    let grads = layer_norm_backward(&client, &x, &gamma, &moments, &grad).unwrap();
+    assert_close(&download(&client, &grads.gamma), &expected.gamma_grad, 1e-4);
+    assert_close(&download(&client, &grads.beta), &expected.beta_grad, 1e-4);
+    assert_close(&download(&client, &grads.x), &expected.x_grad, 1e-5);
+}
+
 #[test]
 fn no_rows_have_zero_gradients() {
     let Some(client) = client() else { return };

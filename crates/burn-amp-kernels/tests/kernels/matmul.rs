@@ -229,6 +229,7 @@ fn naive_reads_nothing_beside_its_operands() {
 #[case(&[16, 24], &[24, 8], [Layout::Transposed, Layout::Contiguous], [FloatType::F16; 2], FloatType::F32, false)]
 #[case(&[1, 1], &[1, 1], [Layout::Contiguous; 2], [FloatType::F32; 2], FloatType::F16, true)]
 #[case(&[1, 40], &[40, 24], [Layout::Contiguous; 2], [FloatType::F32, FloatType::F16], FloatType::F32, false)]
+#[case(&[9, 16], &[16, 24], [Layout::Contiguous; 2], [FloatType::F16, FloatType::F32], FloatType::F16, true)]
 fn tiled_casts_on_load(
     #[case] lhs: &[usize],
     #[case] rhs: &[usize],
