@@ -41,7 +41,7 @@
 //! # Features
 //!
 //! `flex` (default), `ndarray`, `cuda`, `vulkan`: Burn's backends. `fusion`: Burn's kernel fusion for the
-//! GPU backends. `train`: Burn's `Learner`.
+//! GPU backends. `autotune` (default): they time the ways to run a product. `train`: Burn's `Learner`.
 
 #[cfg(doctest)]
 #[doc = include_str!("../../../README.md")]
