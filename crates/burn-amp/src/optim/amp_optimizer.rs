@@ -1,12 +1,14 @@
 use burn::module::AutodiffModule;
 use burn::optim::{GradientsParams, LearningRate, MultiGradientsParams, Optimizer};
-use burn::tensor::backend::AutodiffBackend;
+use burn::tensor::Tensor;
+use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::ops::Device;
 use serde::{Deserialize, Serialize};
 
 use super::check::Check;
+use super::clip::{GradClipping, clip};
 use super::widen::{has_half, in_f32};
-use super::{AmpOptimizerRecord, StepCounters, StepOutcome};
+use super::{AmpOptimizerRecord, StepCounters, StepOutcome, TrainingMonitor};
 use crate::full_precision;
 use crate::loss_scale::{LossScaler, OptimizerId, ScaleUpdate, SharedScaler};
 use crate::policy::{self, DeviceKey};
@@ -43,6 +45,8 @@ pub enum GradientCheck {
 #[serde(default, deny_unknown_fields)]
 pub struct AmpOptimizerConfig {
     gradient_check: GradientCheck,
+    grad_clipping: Option<GradClipping>,
+    gradient_norm: bool,
 }
 
 impl AmpOptimizerConfig {
@@ -57,8 +61,31 @@ impl AmpOptimizerConfig {
         self
     }
 
+    /// Clips the gradients of each step, in f32, after they were found to be finite (default: no
+    /// clipping). Unlike clipping that is set on the inner optimizer, a norm is that over all
+    /// parameters.
+    pub fn with_grad_clipping(mut self, grad_clipping: Option<GradClipping>) -> Self {
+        self.grad_clipping = grad_clipping;
+        self
+    }
+
+    /// Computes the norm over all gradients of each step, for
+    /// [`TrainingMonitor::gradient_norm`](crate::TrainingMonitor::gradient_norm) (default: only where
+    /// gradients are clipped by it). It is not read before it is asked for.
+    pub fn with_gradient_norm(mut self, gradient_norm: bool) -> Self {
+        self.gradient_norm = gradient_norm;
+        self
+    }
+
     /// Wraps an optimizer.
+    ///
+    /// # Panics
+    ///
+    /// If the bound of the clipping is not positive and finite.
     pub fn init<O>(&self, optim: O) -> AmpOptimizer<O> {
+        if let Some(clipping) = self.grad_clipping {
+            clipping.assert_valid();
+        }
         AmpOptimizer {
             optim,
             config: self.clone(),
@@ -187,10 +214,13 @@ where
 {
     type Record = AmpOptimizerRecord<O::Record>;
 
-    fn step(&mut self, lr: LearningRate, module: M, grads: GradientsParams) -> M {
+    fn step(&mut self, lr: LearningRate, module: M, mut grads: GradientsParams) -> M {
         let Decision::Apply { scope } = self.decide(&module, &[&grads]) else {
+            self.publish(None::<Tensor<B::InnerBackend, 1>>);
             return module;
         };
+        let norm = self.clip(&mut [&mut grads], &module);
+        self.publish(norm);
         match scope {
             StepScope::Plain => self.optim.step(lr, module, grads),
             StepScope::FullPrecision => full_precision(|| {
@@ -203,8 +233,12 @@ where
     fn step_multi(&mut self, lr: LearningRate, module: M, mut grads: MultiGradientsParams) -> M {
         let parts: Vec<_> = grads.grads.iter().map(|(grads, _)| grads).collect();
         let Decision::Apply { scope } = self.decide(&module, &parts) else {
+            self.publish(None::<Tensor<B::InnerBackend, 1>>);
             return module;
         };
+        let mut parts: Vec<_> = grads.grads.iter_mut().map(|(grads, _)| grads).collect();
+        let norm = self.clip(&mut parts, &module);
+        self.publish(norm);
         match scope {
             StepScope::Plain => self.optim.step_multi(lr, module, grads),
             StepScope::FullPrecision => full_precision(|| {
@@ -291,6 +325,31 @@ impl<O> AmpOptimizer<O> {
         self.counters.count(&outcome);
         self.outcome = Some(outcome);
         decision
+    }
+
+    fn clip<B, M>(
+        &self,
+        parts: &mut [&mut GradientsParams],
+        module: &M,
+    ) -> Option<Tensor<B::InnerBackend, 1>>
+    where
+        B: AutodiffBackend,
+        M: AutodiffModule<B>,
+    {
+        let AmpOptimizerConfig {
+            grad_clipping,
+            gradient_norm,
+            ..
+        } = self.config;
+        full_precision(|| clip::<B, M>(parts, module, grad_clipping, gradient_norm))
+    }
+
+    fn publish<B: Backend>(&self, norm: Option<Tensor<B, 1>>) {
+        if let Some(device) = self.device {
+            TrainingMonitor::new(self.counters, self.scaler.clone())
+                .with_norm(norm)
+                .publish(device);
+        }
     }
 
     /// The scalers of the devices that the module is on, each once.

@@ -3,14 +3,19 @@
 
 mod amp_optimizer;
 mod check;
+mod clip;
+mod collect;
 mod grad_scaler;
+mod monitor;
 mod outcome;
 mod record;
 mod widen;
 
 pub use amp_optimizer::{AmpOptimizer, AmpOptimizerConfig, GradientCheck};
+pub use clip::{GradClipping, clip_grad_norm, clip_grad_value, grad_norm};
 pub use grad_scaler::{
     GradScaler, NothingRecorded, ScaledGradients, ScaledLoss, UnscaledGradients,
 };
+pub use monitor::TrainingMonitor;
 pub use outcome::{NonFinite, NonFiniteGradient, StepCounters, StepOutcome};
 pub use record::{AmpOptimizerRecord, AmpOptimizerRecordItem};

@@ -1,0 +1,243 @@
+//! Clipping over all parameters at once, in f32.
+
+use burn::module::{AutodiffModule, ModuleVisitor, Param};
+use burn::optim::GradientsParams;
+use burn::tensor::backend::{AutodiffBackend, Backend};
+use burn::tensor::{FloatDType, Tensor, TensorPrimitive};
+use serde::{Deserialize, Serialize};
+
+use super::collect::{Source, collect};
+use crate::full_precision;
+use crate::policy::is_half;
+
+/// How gradients are clipped before a step.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum GradClipping {
+    /// All gradients are scaled down by one factor, if the norm over all of them is larger.
+    GlobalNorm(f32),
+    /// Each value is brought into the range from minus this to this.
+    Value(f32),
+}
+
+impl GradClipping {
+    /// # Panics
+    ///
+    /// If the bound is not positive and finite.
+    pub(super) fn assert_valid(self) {
+        let (Self::GlobalNorm(bound) | Self::Value(bound)) = self;
+        assert!(
+            bound.is_finite() && bound > 0.0,
+            "the bound of {self:?} has to be positive and finite"
+        );
+    }
+}
+
+/// Scales all gradients of a module by one factor so that their norm is at most `max_norm`, and returns
+/// the norm that they had, on the device: as PyTorch's `clip_grad_norm_`, with its factor
+/// `max_norm / (norm + 1e-6)`.
+///
+/// The norm is computed in f32 and does not overflow before it is itself beyond f32. Burn's
+/// `GradientClippingConfig::Norm` clips each parameter by itself instead. A gradient that is not
+/// finite makes the norm so; check before, as [`AmpOptimizer`](crate::AmpOptimizer) does, which clips
+/// by itself if it is told to: [`AmpOptimizerConfig::with_grad_clipping`](crate::AmpOptimizerConfig::with_grad_clipping).
+///
+/// # Shapes
+///
+/// - returns: `[1]`; 0 without any gradient
+///
+/// # Panics
+///
+/// If `max_norm` is not positive and finite.
+pub fn clip_grad_norm<B, M>(
+    grads: &mut GradientsParams,
+    module: &M,
+    max_norm: f32,
+) -> Tensor<B::InnerBackend, 1>
+where
+    B: AutodiffBackend,
+    M: AutodiffModule<B>,
+{
+    GradClipping::GlobalNorm(max_norm).assert_valid();
+    full_precision(|| {
+        let norm = self::norm::<B, M>(&[grads], module);
+        let factor = norm.factor(max_norm);
+        rescale::<B, M>(grads, module, &factor);
+        norm.total()
+    })
+}
+
+/// Brings each value of a module's gradients into `[-max, max]`.
+///
+/// # Panics
+///
+/// If `max` is not positive and finite.
+pub fn clip_grad_value<B, M>(grads: &mut GradientsParams, module: &M, max: f32)
+where
+    B: AutodiffBackend,
+    M: AutodiffModule<B>,
+{
+    GradClipping::Value(max).assert_valid();
+    full_precision(|| change::<B, M>(grads, module, &Change::Clamp(max)));
+}
+
+/// The norm over all gradients of a module, in f32, on the device.
+///
+/// # Shapes
+///
+/// - returns: `[1]`; 0 without any gradient
+pub fn grad_norm<B, M>(grads: &GradientsParams, module: &M) -> Tensor<B::InnerBackend, 1>
+where
+    B: AutodiffBackend,
+    M: AutodiffModule<B>,
+{
+    full_precision(|| self::norm::<B, M>(&[grads], module).total())
+}
+
+/// A norm as a product: of the largest magnitude, or 1 if that is smaller, and what is left.
+pub(super) struct Norm<B: Backend> {
+    scale: Tensor<B, 1>,
+    rest: Tensor<B, 1>,
+}
+
+fn norm<B, M>(parts: &[&GradientsParams], module: &M) -> Norm<B::InnerBackend>
+where
+    B: AutodiffBackend,
+    M: AutodiffModule<B>,
+{
+    let home = module.devices().into_iter().next().unwrap_or_default();
+    let grads: Vec<Tensor<B::InnerBackend, 1>> = collect::<B, M>(module, Source::Shared(parts))
+        .into_iter()
+        .flat_map(|gradients| gradients.grads)
+        .map(flat)
+        .filter(|grad| grad.dims()[0] > 0)
+        .collect();
+    if grads.is_empty() {
+        return Norm {
+            scale: Tensor::ones([1], &home),
+            rest: Tensor::zeros([1], &home),
+        };
+    }
+    let at_home = |parts: Vec<Tensor<B::InnerBackend, 1>>| {
+        let parts = parts
+            .into_iter()
+            .map(|part| part.to_device(&home))
+            .collect();
+        Tensor::cat(parts, 0)
+    };
+    let largest = grads.iter().map(|grad| grad.clone().abs().max()).collect();
+    let scale = at_home(largest).max().clamp(1.0, f32::MAX);
+    let squares = grads.into_iter().map(|grad| {
+        let scale = scale.clone().to_device(&grad.device());
+        (grad / scale).powi_scalar(2).sum()
+    });
+    let rest = at_home(squares.collect()).sum().sqrt();
+    Norm { scale, rest }
+}
+
+impl<B: Backend> Norm<B> {
+    pub(super) fn total(self) -> Tensor<B, 1> {
+        self.scale * self.rest
+    }
+
+    /// `min(1, max_norm / (norm + 1e-6))`.
+    pub(super) fn factor(&self, max_norm: f32) -> Tensor<B, 1> {
+        let bound = self.scale.clone().recip().mul_scalar(max_norm);
+        let slack = self.scale.clone().recip().mul_scalar(1e-6);
+        (bound / (self.rest.clone() + slack)).clamp_max(1.0)
+    }
+}
+
+fn flat<B: Backend>(grad: burn::tensor::ops::FloatTensor<B>) -> Tensor<B, 1> {
+    use burn::tensor::{Shape, TensorMetadata};
+
+    let len = grad.shape().num_elements();
+    let flat = B::float_reshape(grad, Shape::new([len]));
+    let flat = Tensor::from_primitive(TensorPrimitive::Float(flat));
+    widened(flat)
+}
+
+fn widened<B: Backend, const D: usize>(tensor: Tensor<B, D>) -> Tensor<B, D> {
+    if is_half(tensor.dtype()) {
+        return tensor.cast(FloatDType::F32);
+    }
+    tensor
+}
+
+/// Multiplies all gradients with a factor.
+pub(super) fn rescale<B, M>(
+    grads: &mut GradientsParams,
+    module: &M,
+    factor: &Tensor<B::InnerBackend, 1>,
+) where
+    B: AutodiffBackend,
+    M: AutodiffModule<B>,
+{
+    change::<B, M>(grads, module, &Change::Multiply(factor.clone()));
+}
+
+/// Clips before a step; the norm over all parts, if it was computed.
+pub(super) fn clip<B, M>(
+    parts: &mut [&mut GradientsParams],
+    module: &M,
+    clipping: Option<GradClipping>,
+    wants_norm: bool,
+) -> Option<Tensor<B::InnerBackend, 1>>
+where
+    B: AutodiffBackend,
+    M: AutodiffModule<B>,
+{
+    let norm = (wants_norm || matches!(clipping, Some(GradClipping::GlobalNorm(_)))).then(|| {
+        let parts: Vec<_> = parts.iter().map(|part| &**part).collect();
+        self::norm::<B, M>(&parts, module)
+    });
+    let change = match (clipping, &norm) {
+        (Some(GradClipping::GlobalNorm(max)), Some(norm)) => {
+            Some(Change::Multiply(norm.factor(max)))
+        }
+        (Some(GradClipping::Value(max)), _) => Some(Change::Clamp(max)),
+        _ => None,
+    };
+    if let Some(change) = change {
+        for part in parts {
+            self::change::<B, M>(part, module, &change);
+        }
+    }
+    norm.map(Norm::total)
+}
+
+enum Change<B: Backend> {
+    Multiply(Tensor<B, 1>),
+    Clamp(f32),
+}
+
+fn change<B, M>(grads: &mut GradientsParams, module: &M, change: &Change<B::InnerBackend>)
+where
+    B: AutodiffBackend,
+    M: AutodiffModule<B>,
+{
+    let mut visitor = Changing { grads, change };
+    module.visit(&mut visitor);
+}
+
+struct Changing<'a, B: Backend> {
+    grads: &'a mut GradientsParams,
+    change: &'a Change<B>,
+}
+
+impl<A: AutodiffBackend> ModuleVisitor<A> for Changing<'_, A::InnerBackend> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<A, D>>) {
+        let Some(grad) = self.grads.remove::<A::InnerBackend, D>(param.id) else {
+            return;
+        };
+        let grad = widened(grad);
+        let grad = match self.change {
+            Change::Multiply(factor) => {
+                let factor = factor.clone().to_device(&grad.device()).reshape([1; D]);
+                grad * factor
+            }
+            Change::Clamp(max) => grad.clamp(-max, *max),
+        };
+        self.grads.register(param.id, grad);
+    }
+}
