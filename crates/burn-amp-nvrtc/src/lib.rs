@@ -4,7 +4,7 @@
 //! - [`cases`]: every kernel, over the types, shapes and strategies that it is used with.
 //! - [`nvrtc`]: NVIDIA's compiler, loaded when the program runs.
 //! - [`resources`]: registers, spills and instructions, read from what NVRTC returns.
-//! - [`report`]: what is printed and written, and what counts as a failure.
+//! - [`report`] and [`verdict`]: what is printed and written, and what counts as a failure.
 //!
 //! It proves that the sources are valid for an architecture and what they need there. It does not prove
 //! results, limits of a launch or speed.
@@ -17,3 +17,4 @@ pub mod properties;
 pub mod report;
 pub mod resources;
 pub mod runtime;
+pub mod verdict;

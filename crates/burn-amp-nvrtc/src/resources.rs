@@ -79,9 +79,10 @@ impl Instructions {
                 found.widest_store = found.widest_store.max(width(opcode));
             } else if opcode.starts_with("cp.async.c") {
                 // The size is an operand, and 16 for all but the narrow form.
-                found.widest_load = found
-                    .widest_load
-                    .max(if opcode.contains(".cg.") { 16 } else { 4 });
+                found.widest_load =
+                    found
+                        .widest_load
+                        .max(if opcode.contains(".cg.") { 16 } else { 4 });
             }
         }
         found
@@ -110,7 +111,11 @@ fn width(opcode: &str) -> usize {
     let bits: usize = opcode
         .rsplit('.')
         .next()
-        .and_then(|ty| ty.trim_start_matches(|c: char| !c.is_ascii_digit()).parse().ok())
+        .and_then(|ty| {
+            ty.trim_start_matches(|c: char| !c.is_ascii_digit())
+                .parse()
+                .ok()
+        })
         .unwrap_or(0);
     lanes * bits / 8
 }

@@ -284,12 +284,10 @@ impl ComputeServer for NullServer {
             return;
         }
         let compiled = self.compile(&id, &*kernel, mode);
-        self.utilities
-            .info
-            .push(compiled.map_err(|reason| Failure {
-                kernel: kernel.name().to_owned(),
-                reason,
-            }));
+        self.utilities.info.push(compiled.map_err(|reason| Failure {
+            kernel: kernel.name().to_owned(),
+            reason,
+        }));
     }
 
     fn flush(&mut self, _stream: StreamId) -> Result<(), ServerError> {
