@@ -1,5 +1,7 @@
 //! The project's chores: `cargo xtask validate` is the one to remember.
 
+mod nvrtc;
+
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 use xshell::{Shell, cmd};
@@ -21,6 +23,9 @@ enum Chore {
     Features,
     /// All tests, in debug and in release: some of Burn's checks exist in debug builds only.
     Test,
+    /// Compiles the kernels' CUDA sources by NVRTC for two architectures, without a GPU. Fetches NVRTC
+    /// (about 100 MB) the first time.
+    Nvrtc(nvrtc::Options),
 }
 
 /// Each alone, none, and together. The GPU backends need no toolkit to compile.
@@ -48,6 +53,7 @@ fn main() -> Result<()> {
         Chore::Lint => lint(&shell),
         Chore::Features => features(&shell),
         Chore::Test => test(&shell),
+        Chore::Nvrtc(options) => nvrtc::run(&shell, &options),
     }
 }
 
