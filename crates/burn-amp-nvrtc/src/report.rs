@@ -23,8 +23,10 @@ pub struct Row {
     pub strategy: String,
     /// What else the kernel depends on.
     pub detail: String,
-    /// The function in the source.
+    /// The function that the kernel was written as.
     pub kernel: String,
+    /// The function in the source.
+    pub entry: String,
     /// Ten times the compute capability.
     pub arch: u32,
     /// Registers of a thread.
@@ -61,7 +63,8 @@ impl Row {
             types: case.types.clone(),
             strategy: case.strategy(),
             detail: case.detail.clone(),
-            kernel: kernel.entry.clone(),
+            kernel: kernel.name.clone(),
+            entry: kernel.entry.clone(),
             arch,
             registers: resources.registers,
             static_shared_memory: resources.static_shared_memory,
@@ -79,17 +82,19 @@ impl Row {
         self.static_shared_memory as usize + self.dynamic_shared_memory
     }
 
-    /// What is shown in one line.
+    /// What is shown in one line. Of a product's types that is the one that it multiplies: the others
+    /// occur with all strategies alike.
     fn group(&self) -> (Operation, String, String, u32, String) {
-        let kernel = self
-            .kernel
-            .trim_end_matches(|c: char| c == '_' || c.is_ascii_digit());
+        let types = match (self.operation, self.types.split_once(" in ")) {
+            (Operation::Matmul, Some((_, compute))) => compute,
+            _ => &self.types,
+        };
         (
             self.operation,
             self.strategy.clone(),
-            kernel.to_owned(),
+            self.kernel.clone(),
             self.arch,
-            self.types.clone(),
+            types.to_owned(),
         )
     }
 }
@@ -102,7 +107,7 @@ impl fmt::Display for Row {
                 write!(f, ", {more}")?;
             }
         }
-        write!(f, ", {}", self.kernel)
+        write!(f, ", {}", self.entry)
     }
 }
 
@@ -164,9 +169,9 @@ pub fn not_offered(outcomes: &[Outcome]) -> Vec<String> {
     for outcome in outcomes {
         if let Some(error) = &outcome.refused {
             let case = &outcome.case;
-            // cubek adds the place in its source where it gave up.
             let text = error.to_string();
-            let reason = text.lines().next().unwrap_or_default();
+            let reason: Vec<_> = text.split_whitespace().collect();
+            let reason = reason.join(" ");
             reasons
                 .entry(format!("sm_{}, {reason}", outcome.version))
                 .or_default()

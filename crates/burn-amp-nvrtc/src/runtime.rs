@@ -42,7 +42,9 @@ pub type CudaCompiler = CppCompiler<CudaDialect<CudaWmmaCompiler>>;
 /// A kernel as it would have been handed to NVRTC.
 #[derive(Debug, Clone)]
 pub struct Kernel {
-    /// The function to launch.
+    /// The function that it was written as.
+    pub name: String,
+    /// The function to launch: the name, and types and sizes.
     pub entry: String,
     /// CUDA C++.
     pub source: String,
@@ -192,11 +194,18 @@ impl NullServer {
             ));
         }
         Ok(Kernel {
+            name: function(kernel.name()).to_owned(),
             entry: compiled.entrypoint_name,
             source: compiled.source,
             dynamic_shared_memory: shared,
         })
     }
+}
+
+/// The function among the modules of a kernel's type, `path::function::Function<..>`.
+fn function(kernel: &str) -> &str {
+    let path = kernel.split('<').next().unwrap_or_default();
+    path.rsplit("::").nth(1).unwrap_or(path)
 }
 
 fn message(panic: &(dyn Any + Send)) -> String {

@@ -8,6 +8,9 @@ use burn_amp_kernels::{FloatType, KernelError};
 use crate::cases::{Case, Operation, Outcome};
 use crate::report::Row;
 
+/// The function of cubek that multiplies; others cast or copy an operand before.
+const PRODUCT: &str = "matmul_entry";
+
 /// What is wrong before NVRTC sees a source: a kernel without one, a case that was refused and should
 /// not have been, or a compute type without tensor cores.
 pub fn of_cases(outcomes: &[Outcome]) -> Vec<String> {
@@ -60,7 +63,7 @@ fn not_on_tensor_cores(outcomes: &[Outcome]) -> Vec<String> {
 pub fn of_row(case: &Case, row: &Row) -> Option<String> {
     let spills = row.spill_stores + row.spill_loads;
     if case.operation == Operation::Matmul {
-        let is_product = row.kernel.contains("matmul");
+        let is_product = row.kernel == PRODUCT;
         return (is_product && case.tile().is_some() && row.tensor_core_instructions == 0)
             .then(|| format!("{row}: no tensor-core instruction"));
     }

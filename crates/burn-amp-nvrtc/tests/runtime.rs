@@ -85,6 +85,7 @@ fn a_launch_gives_the_source_of_its_kernel() {
         };
         let signature = format!("__global__ void __launch_bounds__(64){}", kernel.entry);
         assert!(kernel.source.contains(&signature), "{}", kernel.source);
+        assert_eq!(kernel.name, "doubled");
         assert_eq!(kernel.dynamic_shared_memory, 0);
 
         // It is the kernel that is compiled, not the launch.
