@@ -14,8 +14,8 @@ const WHEELS: &[(&str, &str)] = &[
     ("nvidia-cuda-cccl", "13.0.85"),
 ];
 
-/// The oldest glibc that all of them run with.
-const PLATFORM: &str = "manylinux_2_17_x86_64";
+/// The name that pip takes to include those for an older glibc, as `manylinux_2_17_x86_64` does not.
+const PLATFORM: &str = "manylinux2014_x86_64";
 
 /// What is passed on.
 #[derive(Args)]
@@ -73,18 +73,33 @@ fn fetch(shell: &Shell, cache: &Path) -> Result<PathBuf> {
     if unpacked.is_file() {
         return Ok(cuda);
     }
-    shell.create_dir(&folder)?;
+    // What an interrupted run left.
+    shell.remove_path(&folder)?;
+    let wheels = folder.join("wheels");
+    shell.create_dir(&wheels)?;
+    let quiet = ["--quiet", "--disable-pip-version-check", "--no-input"];
     for (name, version) in WHEELS {
         let requirement = format!("{name}=={version}");
-        let pip = ["--disable-pip-version-check", "--no-input"];
-        cmd!(
+        let download = cmd!(
             shell,
-            "python3 -m pip install {pip...} --quiet --no-deps --no-compile --upgrade
-             --only-binary=:all: --platform {PLATFORM} --target {folder} {requirement}"
-        )
-        .run()
-        .with_context(|| format!("cannot fetch {requirement}, which has NVRTC or its headers"))?;
+            "python3 -m pip download {quiet...} --no-deps --only-binary=:all:
+             --platform {PLATFORM} --dest {wheels} {requirement}"
+        );
+        download.run().with_context(|| {
+            format!("cannot fetch the Python package {requirement}, a part of NVRTC")
+        })?;
     }
+    // All at once: the packages share folders, and a second call would put its own in their place.
+    let files = shell.read_dir(&wheels)?;
+    let install = cmd!(
+        shell,
+        "python3 -m pip install {quiet...} --no-index --no-deps --no-compile
+         --platform {PLATFORM} --only-binary=:all: --target {folder} {files...}"
+    );
+    install
+        .run()
+        .context("cannot unpack the Python packages of NVRTC")?;
+    shell.remove_path(&wheels)?;
     for part in [
         "lib/libnvrtc.so.13",
         "include/cuda_fp16.h",

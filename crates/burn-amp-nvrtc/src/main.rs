@@ -33,7 +33,7 @@ struct Cli {
     /// The same as JSON.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Keeps sources, PTX and machine code in a folder.
+    /// Keeps sources, PTX, machine code and the assembler's log in a folder.
     #[arg(long, value_name = "DIR")]
     keep: Option<PathBuf>,
     /// Sources to compile at a time; as many as there are cores if not given.
@@ -110,7 +110,7 @@ fn main() -> Result<()> {
     }
     ensure!(
         failures.is_empty(),
-        "{} failures:\n{}",
+        "{} kernels or cases failed:\n{}",
         failures.len(),
         failures.join("\n")
     );
@@ -184,6 +184,7 @@ fn compile(nvrtc: &Nvrtc, job: &Job<'_>, keep: Option<&Path>) -> Result<Row> {
     let compiled = nvrtc.compile(&kernel.source, *version)?;
     write("ptx", compiled.ptx.as_bytes())?;
     write("cubin", &compiled.cubin)?;
+    write("log", compiled.log.as_bytes())?;
     let resources = Resources::parse(&compiled.log).with_context(|| {
         format!(
             "the assembler did not report what it used: {}",

@@ -1,6 +1,6 @@
 //! The table that people read, and the files with all rows.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::Path;
 
@@ -165,22 +165,23 @@ pub fn table(rows: &[Row]) -> String {
 
 /// The products that a routine does not offer, and why; empty if there are none.
 pub fn not_offered(outcomes: &[Outcome]) -> Vec<String> {
-    let mut reasons: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    let mut reasons: BTreeMap<String, (usize, BTreeSet<&str>)> = BTreeMap::new();
     for outcome in outcomes {
         if let Some(error) = &outcome.refused {
-            let case = &outcome.case;
             let text = error.to_string();
             let reason: Vec<_> = text.split_whitespace().collect();
-            let reason = reason.join(" ");
-            reasons
-                .entry(format!("sm_{}, {reason}", outcome.version))
-                .or_default()
-                .push(format!("{}, {}", case.types, case.detail));
+            let reason = format!("sm_{}, {}", outcome.version, reason.join(" "));
+            let (cases, details) = reasons.entry(reason).or_default();
+            *cases += 1;
+            details.insert(&outcome.case.detail);
         }
     }
     reasons
         .into_iter()
-        .map(|(reason, cases)| format!("{reason}: {} ({})", cases.len(), cases.join("; ")))
+        .map(|(reason, (cases, details))| {
+            let details: Vec<_> = details.into_iter().collect();
+            format!("{reason} ({cases} cases: {})", details.join("; "))
+        })
         .collect()
 }
 
