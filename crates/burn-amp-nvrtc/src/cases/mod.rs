@@ -239,7 +239,7 @@ impl Run {
                 if width != WIDTHS[0] && x != other {
                     continue;
                 }
-                let beta_is_optional = x == other && width == WIDTHS[0];
+                let beta_is_optional = [x, other] == [F32, F32] && width == WIDTHS[0];
                 for with_beta in [true, false] {
                     if !with_beta && !beta_is_optional {
                         continue;

@@ -21,7 +21,7 @@ impl Run {
                         multi_rows: true,
                         tile: Tile::Cmma,
                     }) => &[0],
-                    Strategy::Fused(Routine::Unit) => &[0, 1, 2, 3],
+                    Strategy::Fused(Routine::Unit) => &[0, 1, 2],
                     _ => &[0, 1, 2, 3, 4, 5],
                 };
                 for row in rows {
