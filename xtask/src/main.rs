@@ -1,5 +1,7 @@
 //! The project's chores: `cargo xtask validate` is the one to remember.
 
+mod nvrtc;
+
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 use xshell::{Shell, cmd};
@@ -24,6 +26,9 @@ enum Chore {
     /// The GPU backends on Vulkan. Without a device the tests pass with a message, unless
     /// BURN_AMP_REQUIRE_VULKAN is set; Debian's mesa-vulkan-drivers provides one on the CPU.
     Vulkan,
+    /// Compiles the kernels' CUDA sources by NVRTC for two architectures, without a GPU. Fetches NVRTC
+    /// (about 100 MB) the first time.
+    Nvrtc(nvrtc::Options),
 }
 
 /// Each alone, none, and together. The GPU backends need no toolkit to compile.
@@ -53,6 +58,7 @@ fn main() -> Result<()> {
         Chore::Features => features(&shell),
         Chore::Test => test(&shell),
         Chore::Vulkan => vulkan(&shell),
+        Chore::Nvrtc(options) => nvrtc::run(&shell, &options),
     }
 }
 

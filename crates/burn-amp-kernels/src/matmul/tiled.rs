@@ -3,6 +3,7 @@
 //! A routine chooses its tiles for operands in the compute type. Then it is told the types that the
 //! operands really have, and what it loads into its tiles is cast on the way.
 
+use cubecl::features::Tma;
 use cubecl::ir::StorageType;
 use cubecl::prelude::*;
 use cubecl::std::tensor::launch::ViewArg;
@@ -13,8 +14,8 @@ use cubek::matmul::components::global::memory::{
 };
 use cubek::matmul::components::tile::TileMatmulKind;
 use cubek::matmul::definition::{
-    AvailableVectorSizes, Blueprint as _, MatmulElems, MatmulGlobalElems, MatmulProblem,
-    MatmulSetupError, MatmulVectorSizes,
+    AvailableVectorSizes, Blueprint as _, MatmulAvailabilityError, MatmulElems, MatmulGlobalElems,
+    MatmulProblem, MatmulSetupError, MatmulVectorSizes,
 };
 use cubek::matmul::launch::{
     ConcreteInputsFactory, InputArg, MatmulArgs, OutputRuntimeArg, launch_kernel,
@@ -164,6 +165,13 @@ impl<R: Runtime> Launch<'_, R> {
     where
         InputArg<TmaArgs<S>>: ConcreteInputsFactory<A>,
     {
+        // cubek looks only when the kernel is compiled, which is after the launch.
+        let features = self.client.features();
+        if !features.tma.contains(Tma::Base) {
+            return Err(MatmulSetupError::Unavailable(
+                MatmulAvailabilityError::TmaUnavailable,
+            ));
+        }
         if !self.product.is_in_compute_type() {
             return Err(MatmulSetupError::InvalidConfig(Box::new(
                 "the tensor memory accelerator casts nothing",
