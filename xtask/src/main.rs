@@ -1,5 +1,7 @@
 //! The project's chores: `cargo xtask validate` is the one to remember.
 
+mod gpu_bundle;
+
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 use xshell::{Shell, cmd};
@@ -21,6 +23,8 @@ enum Chore {
     Features,
     /// All tests, in debug and in release: some of Burn's checks exist in debug builds only.
     Test,
+    /// The program that proves burn-amp on a GPU, with what it needs there, as one archive.
+    GpuBundle,
 }
 
 /// Each alone, none, and together. The GPU backends need no toolkit to compile.
@@ -48,6 +52,7 @@ fn main() -> Result<()> {
         Chore::Lint => lint(&shell),
         Chore::Features => features(&shell),
         Chore::Test => test(&shell),
+        Chore::GpuBundle => gpu_bundle::gpu_bundle(&shell),
     }
 }
 
@@ -74,6 +79,13 @@ fn features(shell: &Shell) -> Result<()> {
         cmd!(
             shell,
             "cargo check --package burn-amp --no-default-features --features {features}"
+        )
+        .run()?;
+    }
+    for device in ["cuda", "vulkan"] {
+        cmd!(
+            shell,
+            "cargo check --package burn-amp-gpu --features {device}"
         )
         .run()?;
     }
