@@ -7,8 +7,10 @@ use anyhow::Result;
 use burn_amp_bench::gpt::AttentionKind;
 
 use crate::budget::Budget;
+use crate::check::attempt;
 use crate::device::Gpu;
-use crate::records::{self, Outcome};
+use crate::records::Outcome;
+use crate::report::{failed, no_time};
 use crate::train::{Mode, Plan};
 use crate::{bandwidth, check, matmul, train};
 
@@ -54,7 +56,7 @@ pub struct Summary {
 ///
 /// # Errors
 ///
-/// When a file cannot be written, or a kernel that is timed fails.
+/// When a file cannot be written.
 pub fn run(
     gpu: &Gpu,
     parts: &[Part],
@@ -74,24 +76,22 @@ pub fn run(
         let time = budget.part(total * share / 100);
         match part {
             Part::Check => {
-                let records = check::run(gpu, quick, time);
-                records::write(out, &records)?;
+                let records = check::run(gpu, quick, time, Some(out))?;
                 let count = |outcome| records.iter().filter(|r| r.outcome == outcome).count();
                 summary.failures += count(Outcome::Failed);
-                let left_out = skipped_for_time(count(Outcome::Skipped), "comparisons");
+                let left_out = no_time(count(Outcome::Skipped), "comparisons");
                 summary.left_out.extend(left_out);
             }
             Part::Bandwidth => {
-                let (records, count) = bandwidth::run(gpu, quick, time, Some(out))?;
-                records::write(out, &records)?;
-                summary.left_out.extend(skipped_for_time(count, "kernels"));
+                let timed = attempt(gpu, || bandwidth::run(gpu, quick, time, Some(out)));
+                match timed {
+                    Ok((_, left_out)) => summary.left_out.extend(left_out),
+                    Err(error) => summary.left_out.push(failed("bandwidth", &error)),
+                }
             }
             Part::Matmul => {
-                let (records, count) = matmul::run(gpu, quick, time, Some(out))?;
-                records::write(out, &records)?;
-                summary
-                    .left_out
-                    .extend(skipped_for_time(count, "times of products"));
+                let (_, left_out) = matmul::run(gpu, quick, time, Some(out))?;
+                summary.left_out.extend(left_out);
             }
             Part::Train => {
                 let plan = if quick {
@@ -99,16 +99,10 @@ pub fn run(
                 } else {
                     Plan::gpt2(batch, attention)
                 };
-                let (records, left_out) = train::run(gpu, &plan, &Mode::ALL, time, Some(out))?;
-                records::write(out, &records)?;
+                let (_, left_out) = train::run(gpu, &plan, &Mode::ALL, time, Some(out))?;
                 summary.left_out.extend(left_out);
             }
         }
     }
     Ok(summary)
-}
-
-/// What to say of so many that no time was left for.
-pub fn skipped_for_time(count: usize, what: &str) -> Option<String> {
-    (count > 0).then(|| format!("{count} {what}, for lack of time"))
 }

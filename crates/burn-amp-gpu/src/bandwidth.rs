@@ -13,9 +13,10 @@ use burn_amp_kernels::{DeviceTensor, FloatType, cast};
 use cubecl::prelude::*;
 
 use crate::budget::Budget;
-use crate::check::name;
+use crate::check::{attempt, name};
 use crate::device::{Gpu, Runtime};
 use crate::records::{self, Bandwidth};
+use crate::report::{failed, no_time};
 use crate::shapes::{VOCABULARY, gpt2_parameters};
 use crate::stats::gb_per_second;
 use crate::timing::{Effort, time};
@@ -31,21 +32,22 @@ struct Bench<'a> {
     out: Option<&'a Path>,
     records: Vec<Bandwidth>,
     skipped: usize,
+    left_out: Vec<String>,
 }
 
 /// Times the kernels that are bound by memory, and writes what it has after each.
 ///
-/// Returns the records, and how many were left out for lack of time.
+/// Returns the records, and what was left out: the kernels that failed, and how many there was no time for.
 ///
 /// # Errors
 ///
-/// When a launch fails, or the file cannot be written.
+/// When a kernel that others need the results of fails, or the file cannot be written.
 pub fn run(
     gpu: &Gpu,
     quick: bool,
     budget: Budget,
     out: Option<&Path>,
-) -> Result<(Vec<Bandwidth>, usize)> {
+) -> Result<(Vec<Bandwidth>, Vec<String>)> {
     let mut bench = Bench {
         gpu,
         effort: if quick { Effort::QUICK } else { Effort::FULL },
@@ -54,6 +56,7 @@ pub fn run(
         out,
         records: Vec::new(),
         skipped: 0,
+        left_out: Vec::new(),
     };
     let halves = gpu.halves();
     let shrink = |len: usize| if quick { len.div_ceil(16_384) } else { len };
@@ -83,7 +86,8 @@ pub fn run(
         bench.softmax(scores, *half)?;
         bench.log_softmax(logits, *half)?;
     }
-    Ok((bench.records, bench.skipped))
+    bench.left_out.extend(no_time(bench.skipped, "kernels"));
+    Ok((bench.records, bench.left_out))
 }
 
 impl Bench<'_> {
@@ -99,8 +103,17 @@ impl Bench<'_> {
             self.skipped += 1;
             return Ok(());
         }
-        let copy = self.copy(bytes)?;
-        let time = time(self.gpu, self.effort, launch)?;
+        let timed = attempt(self.gpu, || {
+            Ok((self.copy(bytes)?, time(self.gpu, self.effort, launch)?))
+        });
+        let (copy, time) = match timed {
+            Ok(times) => times,
+            Err(error) => {
+                let kernel = format!("{kernel} of {types}, {shape}");
+                self.left_out.push(failed(&kernel, &error));
+                return Ok(());
+            }
+        };
         self.records.push(Bandwidth {
             kernel: kernel.to_owned(),
             types: types.to_owned(),

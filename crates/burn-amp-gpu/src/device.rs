@@ -133,6 +133,8 @@ impl Gpu {
         if tensor.is_empty() {
             return Ok(Vec::new());
         }
+        // What failed before is told here, and over with.
+        self.sync()?;
         let bytes = self
             .client
             .read_one(tensor.handle.clone())

@@ -56,9 +56,9 @@ mod measure {
     use burn_amp_bench::gpt::AttentionKind;
     use burn_amp_gpu::all::{self, Part};
     use burn_amp_gpu::device::{API, Gpu};
-    use burn_amp_gpu::records::{self, Outcome};
+    use burn_amp_gpu::records::Outcome;
     use burn_amp_gpu::train::{self, Mode, Plan};
-    use burn_amp_gpu::{all::skipped_for_time, bandwidth, budget::Budget, check, matmul};
+    use burn_amp_gpu::{bandwidth, budget::Budget, check, matmul};
     use clap::{Subcommand, ValueEnum};
 
     use super::print_report;
@@ -152,20 +152,17 @@ mod measure {
             let mut left_out = Vec::new();
             match &self {
                 Self::Check(_) => {
-                    let records = check::run(&gpu, *quick, budget);
-                    records::write(out, &records)?;
+                    let records = check::run(&gpu, *quick, budget, Some(out))?;
                     failures = records
                         .iter()
                         .filter(|record| record.outcome == Outcome::Failed)
                         .count();
                 }
                 Self::Matmul(_) => {
-                    let (_, skipped) = matmul::run(&gpu, *quick, budget, Some(out))?;
-                    left_out.extend(skipped_for_time(skipped, "times of products"));
+                    left_out = matmul::run(&gpu, *quick, budget, Some(out))?.1;
                 }
                 Self::Bandwidth(_) => {
-                    let (_, skipped) = bandwidth::run(&gpu, *quick, budget, Some(out))?;
-                    left_out.extend(skipped_for_time(skipped, "kernels"));
+                    left_out = bandwidth::run(&gpu, *quick, budget, Some(out))?.1;
                 }
                 Self::Train {
                     model, mode, steps, ..

@@ -10,10 +10,10 @@ use burn_amp_kernels::matmul::{Product, Routine, Strategy, Tile, matmul};
 use burn_amp_kernels::{DeviceTensor, FloatType};
 
 use crate::budget::Budget;
-use crate::check::name;
+use crate::check::{attempt, name};
 use crate::device::{Gpu, Unfused};
 use crate::records::{self, Matmul};
-use crate::report::{AUTO, BURN_F32, BURN_HALF, CAST_THEN, FUSED};
+use crate::report::{AUTO, BURN_F32, BURN_HALF, CAST_THEN, FUSED, failed, no_time};
 use crate::shapes::{self, Kind, Shape};
 use crate::stats::tflops;
 use crate::timing::{Effort, time};
@@ -76,17 +76,18 @@ struct Job {
 
 /// Times products, and writes what it has after each.
 ///
-/// Returns the records, and how many were left out for lack of time.
+/// Returns the records, and what was left out: the products that failed, and how many there was no time
+/// for.
 ///
 /// # Errors
 ///
-/// When a launch fails that should not, or the file cannot be written.
+/// When the file cannot be written.
 pub fn run(
     gpu: &Gpu,
     quick: bool,
     budget: Budget,
     out: Option<&Path>,
-) -> Result<(Vec<Matmul>, usize)> {
+) -> Result<(Vec<Matmul>, Vec<String>)> {
     let mut bench = Bench {
         gpu,
         quick,
@@ -99,34 +100,23 @@ pub fn run(
     };
     let jobs = jobs(&shapes, &gpu.halves(), quick);
     let mut records = Vec::new();
+    let mut left_out = Vec::new();
     let mut skipped = 0;
     for job in &jobs {
         if !budget.has(A_WAY) && !quick {
             skipped += 1;
             continue;
         }
-        match bench.measure(job) {
+        match attempt(gpu, || bench.measure(job)) {
             Ok(record) => records.extend(record),
-            // One that fails says so and leaves the others alone.
-            Err(error) => log(&format!("{} of {:?}: {error:#}", job.way, job.shape)),
+            Err(error) => left_out.push(failed(&format!("{} of {:?}", job.way, job.shape), &error)),
         }
         if let Some(out) = out {
             records::write(out, &records)?;
         }
     }
-    Ok((records, skipped))
-}
-
-#[allow(clippy::print_stderr)] // A program's notes.
-fn log(line: &str) {
-    let line: String = line
-        .lines()
-        .next()
-        .unwrap_or_default()
-        .chars()
-        .take(200)
-        .collect();
-    eprintln!("{line}");
+    left_out.extend(no_time(skipped, "times of products"));
+    Ok((records, left_out))
 }
 
 /// The most telling first: a budget cuts the end off.
@@ -271,7 +261,7 @@ impl Bench<'_> {
             .into_iter()
             .filter_map(|strategy| {
                 // A routine that the device does not offer, or that fails on it, is none.
-                let timed = self.with(&product, strategy, rough).ok()?;
+                let timed = attempt(self.gpu, || self.with(&product, strategy, rough)).ok()?;
                 Some((timed.time, strategy))
             })
             .collect();

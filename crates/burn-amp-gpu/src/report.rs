@@ -55,7 +55,19 @@ pub fn report(directory: &Path) -> Result<String> {
     if !panels.is_empty() {
         chart::write(&directory.join("gpu.svg"), &panels)?;
     }
-    Ok(text)
+    Ok(text.trim_start().replace("\n\n\n", "\n\n"))
+}
+
+/// What to say of so many that no time was left for.
+pub fn no_time(count: usize, what: &str) -> Option<String> {
+    (count > 0).then(|| format!("{count} {what}, for lack of time"))
+}
+
+/// What to say of something that failed: the first line of why.
+pub fn failed(what: &str, error: &anyhow::Error) -> String {
+    let error = format!("{error:#}");
+    let first = error.lines().next().unwrap_or_default();
+    format!("{what}: {}", first.chars().take(200).collect::<String>())
 }
 
 fn render(title: &str, header: &[&str], rows: Vec<Vec<String>>, texts: usize) -> String {
@@ -167,6 +179,7 @@ fn lines(records: &[Matmul]) -> Vec<Line<'_>> {
 
 /// TFLOP/s by shape and way.
 pub fn products(records: &[Matmul]) -> String {
+    let title = "Products, TFLOP/s; small operands are in the cache from the launch before";
     let mut header = vec!["product", "type", "m × k × n"];
     header.extend(WAYS);
     header.extend([
@@ -182,7 +195,11 @@ pub fn products(records: &[Matmul]) -> String {
             |way: &str| of(way).map_or(String::new(), |record| format!("{:.2}", record.tflops));
         let routine = |way: &str| of(way).map_or(String::new(), |record| record.routine.clone());
         let mut row = vec![
-            format!("{}, {}", like.group, like.product),
+            if like.group.starts_with(&like.product) {
+                like.group.clone()
+            } else {
+                format!("{}, {}", like.group, like.product)
+            },
             like.compute.clone(),
             format!("{} × {} × {}", like.m, like.k, like.n),
         ];
@@ -199,7 +216,7 @@ pub fn products(records: &[Matmul]) -> String {
         );
         row
     });
-    render("Products, TFLOP/s", &header, rows.collect(), 3)
+    render(title, &header, rows.collect(), 3)
 }
 
 /// Steps of training.

@@ -16,6 +16,7 @@ use burn_amp_kernels::FloatType;
 use crate::budget::Budget;
 use crate::device::{Backend, Device, Gpu, Runtime};
 use crate::records::{self, Training};
+use crate::report::failed;
 use crate::stats::{has_settled, median};
 
 type Plain = PlainAutodiff<Backend>;
@@ -156,7 +157,7 @@ pub fn run(
         let trained = catch_unwind(run).unwrap_or_else(|_| Err(anyhow!("it panicked; see above")));
         match trained {
             Ok(record) => records.push(record),
-            Err(error) => left_out.push(format!("{label}: {error:#}")),
+            Err(error) => left_out.push(failed(&label, &error)),
         }
         // What the next one needs is not what this one left behind.
         Backend::memory_cleanup(&gpu.device);
@@ -250,7 +251,7 @@ where
         B::sync(device).map_err(|error| anyhow!("{error:?}"))?;
         warm.push(start.elapsed());
         ensure!(
-            budget.has(Duration::ZERO),
+            budget.has(Duration::from_secs(1)),
             "no time was left after a warm-up"
         );
     }

@@ -8,7 +8,7 @@ use super::{Checks, name};
 use crate::device::Gpu;
 use crate::reference::{random, round, rounded};
 
-pub(super) fn run(checks: &mut Checks<'_>) {
+pub(super) fn run(checks: &mut Checks<'_>) -> Result<()> {
     for half in checks.halves.clone() {
         for saturating in [false, true] {
             let how = if saturating {
@@ -18,14 +18,14 @@ pub(super) fn run(checks: &mut Checks<'_>) {
             };
             checks.case("cast", format!("f32 to {}, {how}", name(half)), |gpu| {
                 narrow(gpu, half, saturating)
-            });
+            })?;
         }
         checks.case("cast", format!("{} to f32", name(half)), |gpu| {
             widen(gpu, half)
-        });
+        })?;
         checks.case("cast", format!("transposed f32 to {}", name(half)), |gpu| {
             transposed(gpu, half)
-        });
+        })?;
     }
     let largest = if checks.quick { 1003 } else { 1_000_000 };
     for dtype in checks.types() {
@@ -38,7 +38,7 @@ pub(super) fn run(checks: &mut Checks<'_>) {
                 let case = format!("{} {how}, [{len}]", name(dtype));
                 checks.case("unscale_and_check", case, |gpu| {
                     one_gradient(gpu, dtype, len, in_place)
-                });
+                })?;
             }
         }
         let counts: &[usize] = if checks.quick { &[5] } else { &[1, 33, 150] };
@@ -46,10 +46,11 @@ pub(super) fn run(checks: &mut Checks<'_>) {
             let case = format!("{count} {} gradients", name(dtype));
             checks.case("unscale_and_check", case.clone(), |gpu| {
                 many(gpu, dtype, *count, true)
-            });
-            checks.case("check", case, |gpu| many(gpu, dtype, *count, false));
+            })?;
+            checks.case("check", case, |gpu| many(gpu, dtype, *count, false))?;
         }
     }
+    Ok(())
 }
 
 /// 0 if the two are the same value, or both NaN.

@@ -5,6 +5,7 @@ mod products;
 mod rows;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Result, anyhow};
@@ -12,10 +13,13 @@ use burn_amp_kernels::{FloatType, KernelError};
 
 use crate::budget::Budget;
 use crate::device::Gpu;
-use crate::records::{Check, Outcome};
+use crate::records::{self, Check, Outcome};
 
 /// A comparison takes less than this, its kernels' compilation included.
 const A_CASE: Duration = Duration::from_secs(2);
+
+/// And this if it is tuned before.
+const A_TUNED_CASE: Duration = Duration::from_secs(12);
 
 /// What is compared, and where to.
 struct Checks<'a> {
@@ -24,22 +28,39 @@ struct Checks<'a> {
     quick: bool,
     budget: Budget,
     records: Vec<Check>,
+    out: Option<&'a Path>,
 }
 
 /// Compares every kernel with its reference; the cheap ones first, so that little time still sees each
-/// of them.
-pub fn run(gpu: &Gpu, quick: bool, budget: Budget) -> Vec<Check> {
+/// of them. It writes what it has after each.
+///
+/// # Errors
+///
+/// When the file cannot be written.
+pub fn run(gpu: &Gpu, quick: bool, budget: Budget, out: Option<&Path>) -> Result<Vec<Check>> {
     let mut checks = Checks {
         gpu,
         halves: gpu.halves(),
         quick,
         budget,
         records: Vec::new(),
+        out,
     };
-    elementwise::run(&mut checks);
-    rows::run(&mut checks);
-    products::run(&mut checks);
-    checks.records
+    elementwise::run(&mut checks)?;
+    rows::run(&mut checks)?;
+    products::run(&mut checks)?;
+    Ok(checks.records)
+}
+
+/// Runs something that may fail or panic, also long after it was launched.
+pub(crate) fn attempt<T>(gpu: &Gpu, run: impl FnOnce() -> Result<T>) -> Result<T> {
+    let result = catch_unwind(AssertUnwindSafe(run))
+        .unwrap_or_else(|panic| Err(anyhow!("panicked: {}", message(&*panic))));
+    if result.is_err() {
+        // A device keeps the errors of launches until it is waited for: the next one is not to blame.
+        let _ = gpu.sync();
+    }
+    result
 }
 
 impl Checks<'_> {
@@ -51,12 +72,24 @@ impl Checks<'_> {
     }
 
     /// Runs a comparison, which returns the largest error over its tolerance.
-    fn case(&mut self, kernel: &str, case: String, compare: impl FnOnce(&Gpu) -> Result<f64>) {
-        let (outcome, error, reason) = if self.budget.has(A_CASE) {
-            let gpu = self.gpu;
-            let compared = catch_unwind(AssertUnwindSafe(|| compare(gpu)))
-                .unwrap_or_else(|panic| Err(anyhow!("panicked: {}", message(&*panic))));
-            judge(compared)
+    fn case(
+        &mut self,
+        kernel: &str,
+        case: String,
+        compare: impl FnOnce(&Gpu) -> Result<f64>,
+    ) -> Result<()> {
+        self.long_case(kernel, case, A_CASE, compare)
+    }
+
+    fn long_case(
+        &mut self,
+        kernel: &str,
+        case: String,
+        needed: Duration,
+        compare: impl FnOnce(&Gpu) -> Result<f64>,
+    ) -> Result<()> {
+        let (outcome, error, reason) = if self.budget.has(needed) {
+            judge(attempt(self.gpu, || compare(self.gpu)))
         } else {
             (Outcome::Skipped, None, "no time was left".to_owned())
         };
@@ -67,6 +100,10 @@ impl Checks<'_> {
             error,
             reason,
         });
+        match self.out {
+            Some(out) => records::write(out, &self.records),
+            None => Ok(()),
+        }
     }
 }
 

@@ -4,7 +4,7 @@ use anyhow::Result;
 use burn_amp_kernels::matmul::{Product, Routine, Strategy, Tile, matmul};
 use burn_amp_kernels::{DeviceTensor, FloatType};
 
-use super::{Checks, name};
+use super::{A_CASE, A_TUNED_CASE, Checks, name};
 use crate::device::Gpu;
 use crate::matmul::{fused_routines, routines_after_cast};
 use crate::reference::{self, Operands, random, rounded, stored_error, worst};
@@ -108,7 +108,7 @@ const MORE: [Case; 10] = [
     },
 ];
 
-pub(super) fn run(checks: &mut Checks<'_>) {
+pub(super) fn run(checks: &mut Checks<'_>) -> Result<()> {
     let every = [ODD, EVEN].into_iter().chain(MORE);
     let simple = |tile| {
         Strategy::Fused(Routine::Simple {
@@ -118,46 +118,57 @@ pub(super) fn run(checks: &mut Checks<'_>) {
     };
     for compute in checks.halves.clone() {
         for case in every.clone() {
-            compare(checks, Strategy::Naive, case, compute);
+            compare(checks, Strategy::Naive, case, compute)?;
         }
     }
     if checks.quick {
         // A tiled kernel takes long to compile where there is no GPU.
         if let Some(compute) = checks.halves.last().copied() {
-            compare(checks, Strategy::Fused(Routine::Unit), ODD, compute);
-            compare(checks, simple(Tile::Cmma), ODD, compute);
+            compare(checks, Strategy::Fused(Routine::Unit), ODD, compute)?;
+            compare(checks, simple(Tile::Cmma), ODD, compute)?;
         }
-        return;
+        return Ok(());
     }
     let halves = checks.halves.clone();
     // By width: a case for every routine, then every case for those that are always there.
     for case in [EVEN, ODD] {
         for compute in &halves {
             for routine in fused_routines() {
-                compare(checks, Strategy::Fused(routine), case, *compute);
+                compare(checks, Strategy::Fused(routine), case, *compute)?;
             }
             for routine in routines_after_cast() {
-                compare(checks, Strategy::CastThen(routine), case, *compute);
+                compare(checks, Strategy::CastThen(routine), case, *compute)?;
             }
-            compare(checks, Strategy::Auto, case, *compute);
+            compare(checks, Strategy::Auto, case, *compute)?;
         }
     }
     for case in MORE {
         for compute in &halves {
             for strategy in [simple(Tile::Mma), simple(Tile::Cmma)] {
-                compare(checks, strategy, case, *compute);
+                compare(checks, strategy, case, *compute)?;
             }
         }
     }
     for case in MORE {
         for compute in &halves {
-            compare(checks, Strategy::Fused(Routine::Unit), case, *compute);
-            compare(checks, Strategy::Auto, case, *compute);
+            compare(checks, Strategy::Fused(Routine::Unit), case, *compute)?;
         }
     }
+    // Each is a kind of product of its own, for which all routines are timed.
+    for case in MORE.into_iter().take(3) {
+        for compute in &halves {
+            compare(checks, Strategy::Auto, case, *compute)?;
+        }
+    }
+    Ok(())
 }
 
-fn compare(checks: &mut Checks<'_>, strategy: Strategy, case: Case, compute: FloatType) {
+fn compare(
+    checks: &mut Checks<'_>,
+    strategy: Strategy,
+    case: Case,
+    compute: FloatType,
+) -> Result<()> {
     let order = |transposed: bool| if transposed { " transposed" } else { "" };
     let dtype = |full: bool| if full { "f32" } else { name(compute) };
     let text = format!(
@@ -172,9 +183,13 @@ fn compare(checks: &mut Checks<'_>, strategy: Strategy, case: Case, compute: Flo
         dtype(case.full_out),
         if case.bias { " with bias" } else { "" },
     );
-    checks.case(&strategy.to_string(), text, |gpu| {
+    let needed = match strategy {
+        Strategy::Auto => A_TUNED_CASE,
+        _ => A_CASE,
+    };
+    checks.long_case(&strategy.to_string(), text, needed, |gpu| {
         error_of(gpu, strategy, case, compute)
-    });
+    })
 }
 
 fn error_of(gpu: &Gpu, strategy: Strategy, case: Case, compute: FloatType) -> Result<f64> {

@@ -15,11 +15,11 @@ use crate::reference::{
 
 const EPSILON: f32 = 1e-5;
 
-pub(super) fn run(checks: &mut Checks<'_>) {
+pub(super) fn run(checks: &mut Checks<'_>) -> Result<()> {
     let shapes: &[[usize; 2]] = if checks.quick {
         &[[5, 7], [3, 64]]
     } else {
-        &[[1, 1], [5, 7], [300, 33], [129, 768], [2, 5003], [3, 50257]]
+        &[[129, 768], [5, 7], [300, 33], [1, 1], [2, 5003], [3, 50257]]
     };
     let types = checks.types();
     for x in &types {
@@ -28,26 +28,31 @@ pub(super) fn run(checks: &mut Checks<'_>) {
             if x != other && *x != FloatType::F32 && *other != FloatType::F32 {
                 continue;
             }
-            for shape in shapes {
+            for (index, shape) in shapes.iter().enumerate() {
+                // Every pair is a set of kernels to compile: two shapes see all of them.
+                if x != other && index >= 2 {
+                    continue;
+                }
                 let case = format!("{} and {}, {shape:?}", name(*x), name(*other));
                 checks.case("layer norm", case.clone(), |gpu| {
                     norm(gpu, *x, *other, *shape)
-                });
+                })?;
                 checks.case("softmax", case.clone(), |gpu| {
                     probabilities(gpu, *x, *other, *shape, 1.0)
-                });
+                })?;
                 checks.case("softmax", format!("{case}, wide"), |gpu| {
                     probabilities(gpu, *x, *other, *shape, 30.0)
-                });
-                checks.case("log-softmax", case, |gpu| logs(gpu, *x, *other, *shape));
+                })?;
+                checks.case("log-softmax", case, |gpu| logs(gpu, *x, *other, *shape))?;
             }
         }
     }
     for half in checks.halves.clone() {
         checks.case("softmax", format!("masked {}", name(half)), |gpu| {
             masked(gpu, half)
-        });
+        })?;
     }
+    Ok(())
 }
 
 fn norm(
