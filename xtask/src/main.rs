@@ -1,5 +1,6 @@
 //! The project's chores: `cargo xtask validate` is the one to remember.
 
+mod gpu_bundle;
 mod nvrtc;
 
 use anyhow::Result;
@@ -29,6 +30,8 @@ enum Chore {
     /// Compiles the kernels' CUDA sources by NVRTC for two architectures, without a GPU. Fetches NVRTC
     /// (about 100 MB) the first time.
     Nvrtc(nvrtc::Options),
+    /// The program that proves burn-amp on a GPU, with what it needs there, as one archive.
+    GpuBundle,
 }
 
 /// Each alone, none, and together. The GPU backends need no toolkit to compile.
@@ -52,6 +55,7 @@ fn main() -> Result<()> {
             lint(&shell)?;
             test(&shell)?;
             vulkan(&shell)?;
+            nvrtc::run(&shell, &nvrtc::Options::default())?;
             features(&shell)
         }
         Chore::Lint => lint(&shell),
@@ -59,6 +63,7 @@ fn main() -> Result<()> {
         Chore::Test => test(&shell),
         Chore::Vulkan => vulkan(&shell),
         Chore::Nvrtc(options) => nvrtc::run(&shell, &options),
+        Chore::GpuBundle => gpu_bundle::gpu_bundle(&shell),
     }
 }
 
@@ -106,6 +111,13 @@ fn features(shell: &Shell) -> Result<()> {
         cmd!(
             shell,
             "cargo check --package burn-amp --no-default-features --features {features}"
+        )
+        .run()?;
+    }
+    for device in ["cuda", "vulkan"] {
+        cmd!(
+            shell,
+            "cargo check --package burn-amp-gpu --features {device}"
         )
         .run()?;
     }

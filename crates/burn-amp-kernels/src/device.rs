@@ -29,9 +29,13 @@ pub(crate) fn vector_size<R: Runtime>(client: &ComputeClient<R>, lengths: &[usiz
         .unwrap_or(1)
 }
 
-/// Whether sums over a plane (a warp) are instructions.
-pub(crate) fn has_plane_ops<R: Runtime>(client: &ComputeClient<R>) -> bool {
-    client.properties().features.plane.contains(Plane::Ops)
+/// The planes (warps) of a cube, where sums over one are instructions and its size is known.
+pub(crate) fn planes<R: Runtime>(client: &ComputeClient<R>, units: usize) -> Option<usize> {
+    let hardware = &client.properties().hardware;
+    let size = hardware.plane_size_max as usize;
+    let is_known = hardware.plane_size_min == hardware.plane_size_max && size > 0;
+    let has_sums = client.properties().features.plane.contains(Plane::Ops);
+    (has_sums && is_known && units.is_multiple_of(size)).then(|| units / size)
 }
 
 /// At least `cubes` cubes, spread over as many dimensions as the device needs for them.

@@ -165,7 +165,7 @@ pub(super) fn by_rule<R: Runtime>(
     if !matmul.mma.is_empty() {
         routines.push(Routine::Simple {
             tile: Tile::Mma,
-            multi_rows: true,
+            multi_rows: false,
         });
     }
     if !matmul.cmma.is_empty() {

@@ -257,7 +257,7 @@ fn layer_norm<X: Float, O: Float, N: Size>(
     epsilon: f32,
     width: f32,
     #[comptime] units: usize,
-    #[comptime] planes: bool,
+    #[comptime] planes: Option<usize>,
     #[define(X)] _x_type: StorageType,
     #[define(O)] _output_type: StorageType,
 ) {
@@ -315,7 +315,7 @@ fn layer_norm_gradient<X: Float, G: Float, N: Size>(
     x_grad: &mut Array<Vector<X, N>>,
     width: f32,
     #[comptime] units: usize,
-    #[comptime] planes: bool,
+    #[comptime] planes: Option<usize>,
     #[define(X)] _x_type: StorageType,
     #[define(G)] _grad_type: StorageType,
 ) {

@@ -10,7 +10,7 @@ pub use softmax::{log_softmax_backward, log_softmax_forward, softmax_backward, s
 
 use cubecl::prelude::*;
 
-use crate::device::{cube_count, has_plane_ops, vector_size};
+use crate::device::{cube_count, planes, vector_size};
 use crate::{DeviceTensor, KernelError};
 
 /// More units than this wait for each other longer than they save.
@@ -23,7 +23,7 @@ struct Rows {
     vector: usize,
     cubes: CubeCount,
     units: CubeDim,
-    planes: bool,
+    planes: Option<usize>,
     address_type: AddressType,
 }
 
@@ -52,7 +52,7 @@ impl Rows {
             vector,
             cubes: cube_count(client, count),
             units: CubeDim::new_1d(units as u32),
-            planes: has_plane_ops(client),
+            planes: planes(client, units),
             address_type: tensor.address_type::<R>(),
         })
     }

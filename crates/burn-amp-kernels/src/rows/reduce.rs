@@ -2,23 +2,23 @@
 
 use cubecl::prelude::*;
 
-/// The sum of the units' values, for every unit.
+/// The sum of the units' values, for every unit; by planes, if their number is known.
 #[cube]
 pub(super) fn cube_sum(
     value: f32,
     shared: &mut SharedMemory<f32>,
-    #[comptime] planes: bool,
+    #[comptime] planes: Option<usize>,
 ) -> f32 {
-    if planes {
+    if planes.is_some() {
         let of_plane = plane_sum(value);
         if UNIT_POS_PLANE == 0 {
             shared[PLANE_POS as usize] = of_plane;
         }
         sync_cube();
         let mut total = 0.0f32;
-        let count = CUBE_DIM.div_ceil(PLANE_DIM);
-        for plane in 0..count {
-            total += shared[plane as usize];
+        #[unroll]
+        for plane in 0..comptime!(planes.unwrap_or(0)) {
+            total += shared[plane];
         }
         sync_cube();
         total
@@ -40,23 +40,23 @@ pub(super) fn cube_sum(
     }
 }
 
-/// The largest of the units' values, for every unit.
+/// The largest of the units' values, for every unit; by planes, if their number is known.
 #[cube]
 pub(super) fn cube_max(
     value: f32,
     shared: &mut SharedMemory<f32>,
-    #[comptime] planes: bool,
+    #[comptime] planes: Option<usize>,
 ) -> f32 {
-    if planes {
+    if planes.is_some() {
         let of_plane = plane_max(value);
         if UNIT_POS_PLANE == 0 {
             shared[PLANE_POS as usize] = of_plane;
         }
         sync_cube();
         let mut largest = shared[0];
-        let count = CUBE_DIM.div_ceil(PLANE_DIM);
-        for plane in 1..count {
-            largest = max(largest, shared[plane as usize]);
+        #[unroll]
+        for plane in 1..comptime!(planes.unwrap_or(1)) {
+            largest = max(largest, shared[plane]);
         }
         sync_cube();
         largest

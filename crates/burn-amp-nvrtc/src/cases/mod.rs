@@ -196,16 +196,16 @@ impl Run {
                 for dtype in [F32, F16, BF16] {
                     let detail = format!("{count} of {len}");
                     self.other(Operation::Unscale, &[dtype], detail, |client| {
-                        let grads = grads(client, count, len, dtype);
+                        let mut grads = grads(client, count, len, dtype);
                         // What something else holds is not written in place.
                         let _held = grads.clone();
-                        unscale::unscale_and_check(client, grads, &client.empty(4)).map(drop)
+                        unscale::unscale_and_check(client, &mut grads, &client.empty(4)).map(drop)
                     });
                 }
                 let detail = format!("{count} of {len} in place");
                 self.other(Operation::Unscale, &[F32], detail, |client| {
-                    let grads = grads(client, count, len, F32);
-                    unscale::unscale_and_check(client, grads, &client.empty(4)).map(drop)
+                    let mut grads = grads(client, count, len, F32);
+                    unscale::unscale_and_check(client, &mut grads, &client.empty(4)).map(drop)
                 });
             }
             for count in if len % 2 == 0 { vec![1, 16] } else { vec![1] } {
