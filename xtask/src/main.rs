@@ -55,7 +55,6 @@ fn main() -> Result<()> {
             lint(&shell)?;
             test(&shell)?;
             vulkan(&shell)?;
-            nvrtc::run(&shell, &nvrtc::Options::default())?;
             features(&shell)
         }
         Chore::Lint => lint(&shell),

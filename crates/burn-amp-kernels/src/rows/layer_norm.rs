@@ -329,18 +329,19 @@ fn layer_norm_gradient<X: Float, G: Float, N: Size>(
     let mean = Vector::<f32, N>::new(means[row]);
     let inv_deviation = Vector::<f32, N>::new(inv_deviations[row]);
 
-    let mut sum = Vector::<f32, N>::new(0.0f32);
-    let mut slope = Vector::<f32, N>::new(0.0f32);
+    // Not sums of vectors: those would not fit into the registers of a unit.
+    let mut sum = 0.0f32;
+    let mut slope = 0.0f32;
     let mut column = UNIT_POS as usize;
     while column < vectors {
         let normalized = (Vector::<f32, N>::cast_from(x[first + column]) - mean) * inv_deviation;
         let scaled = Vector::<f32, N>::cast_from(grad[first + column]) * gamma[column];
-        sum += scaled;
-        slope += scaled * normalized;
+        sum += lane_sum::<N>(scaled);
+        slope += lane_sum::<N>(scaled * normalized);
         column += units;
     }
-    let sum = cube_sum(lane_sum::<N>(sum), &mut shared, planes) / width;
-    let slope = cube_sum(lane_sum::<N>(slope), &mut shared, planes) / width;
+    let sum = cube_sum(sum, &mut shared, planes) / width;
+    let slope = cube_sum(slope, &mut shared, planes) / width;
 
     let mut column = UNIT_POS as usize;
     while column < vectors {

@@ -372,7 +372,7 @@ fn a_routine_that_cannot_run_says_why() {
 
     let tma = Strategy::Fused(Routine::SpecializedTma { tile: Tile::Cmma });
     let refused = matmul(&client, &product, tma).unwrap_err();
-    assert!(refused.to_string().contains("casts nothing"), "{refused}");
+    assert!(matches!(&refused, KernelError::Matmul { .. }), "{refused}");
 }
 
 /// On tensor cores where the device has them, as newer versions of lavapipe do.
