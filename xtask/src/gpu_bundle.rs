@@ -1,7 +1,7 @@
 //! Packs what proves burn-amp on a GPU, so that the machine with the GPU needs no toolchain.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use xshell::{Shell, cmd};
@@ -18,10 +18,7 @@ const FILES: [&str; 3] = ["run.sh", "torch_reference.py", "README.txt"];
 
 /// Builds the program for CUDA and packs it into `gpu-bundle.tar.gz` in the target directory.
 pub fn gpu_bundle(shell: &Shell) -> Result<()> {
-    let target = match std::env::var_os("CARGO_TARGET_DIR") {
-        Some(target) => PathBuf::from(target),
-        None => PathBuf::from("target"),
-    };
+    let target = crate::target_directory(shell)?;
     let bundle = target.join("gpu-bundle");
     let archive = target.join("gpu-bundle.tar.gz");
     {

@@ -3,7 +3,9 @@
 mod gpu_bundle;
 mod nvrtc;
 
-use anyhow::Result;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
 use xshell::{Shell, cmd};
 
@@ -64,6 +66,17 @@ fn main() -> Result<()> {
         Chore::Nvrtc(options) => nvrtc::run(&shell, &options),
         Chore::GpuBundle => gpu_bundle::gpu_bundle(&shell),
     }
+}
+
+fn target_directory(shell: &Shell) -> Result<PathBuf> {
+    let target = match std::env::var_os("CARGO_TARGET_DIR") {
+        Some(path) if !path.is_empty() => PathBuf::from(path),
+        _ => Path::new(env!("CARGO_MANIFEST_DIR"))
+            .parent()
+            .context("xtask lies in the workspace")?
+            .join("target"),
+    };
+    Ok(shell.current_dir().join(target))
 }
 
 fn lint(shell: &Shell) -> Result<()> {

@@ -31,7 +31,7 @@ pub fn run(shell: &Shell, options: &Options) -> Result<()> {
         cfg!(all(target_os = "linux", target_arch = "x86_64")),
         "NVRTC comes as a Python wheel for Linux on x86_64 only"
     );
-    let target = target_directory(shell)?;
+    let target = crate::target_directory(shell)?;
     let cuda = fetch(shell, &target.join("nvrtc"))?;
     let library = cuda.join("lib");
     // NVRTC opens its second library by the bare name.
@@ -50,17 +50,6 @@ pub fn run(shell: &Shell, options: &Options) -> Result<()> {
     )
     .run()?;
     Ok(())
-}
-
-fn target_directory(shell: &Shell) -> Result<PathBuf> {
-    let target = match std::env::var_os("CARGO_TARGET_DIR") {
-        Some(path) if !path.is_empty() => PathBuf::from(path),
-        _ => Path::new(env!("CARGO_MANIFEST_DIR"))
-            .parent()
-            .context("xtask lies in the workspace")?
-            .join("target"),
-    };
-    Ok(shell.current_dir().join(target))
 }
 
 /// The folder with `include` and `lib`.

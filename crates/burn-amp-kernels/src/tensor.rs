@@ -113,6 +113,33 @@ impl DeviceTensor {
         })
     }
 
+    /// Checks that the tensor has a shape, and its elements in a row.
+    pub(crate) fn require_shape(
+        &self,
+        what: &'static str,
+        expected: &[usize],
+    ) -> Result<(), KernelError> {
+        if self.shape.iter().eq(expected) {
+            return self.require_contiguous(what);
+        }
+        Err(KernelError::Shape {
+            what,
+            expected: format!("{expected:?}"),
+            actual: format!("{:?}", self.shape.to_vec()),
+        })
+    }
+
+    pub(crate) fn require_f32(&self, what: &'static str) -> Result<(), KernelError> {
+        if self.dtype == FloatType::F32 {
+            return Ok(());
+        }
+        Err(KernelError::Type {
+            what,
+            expected: "F32",
+            actual: self.dtype,
+        })
+    }
+
     pub(crate) fn binding<R: Runtime>(&self) -> TensorBinding<R> {
         TensorBinding {
             handle: self.handle.clone().binding(),

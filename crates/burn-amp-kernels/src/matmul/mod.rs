@@ -105,7 +105,8 @@ pub fn matmul<R: Runtime>(
     let shape = output_shape(lhs, rhs)?;
     let columns = shape[shape.len() - 1];
     if let Some(bias) = bias {
-        require_bias(bias, columns)?;
+        bias.require_f32("the bias of a product")?;
+        bias.require_shape("the bias of a product", &[columns])?;
     }
     let output = DeviceTensor::empty(client, shape, *out);
     if output.is_empty() {
@@ -221,24 +222,6 @@ fn output_shape(lhs: &DeviceTensor, rhs: &DeviceTensor) -> Result<Vec<usize>, Ke
     }
     shape.extend([m, right[right.len() - 1]]);
     Ok(shape)
-}
-
-fn require_bias(bias: &DeviceTensor, columns: usize) -> Result<(), KernelError> {
-    if bias.dtype != FloatType::F32 {
-        return Err(KernelError::Type {
-            what: "the bias of a product",
-            expected: "F32",
-            actual: bias.dtype,
-        });
-    }
-    if !bias.shape.iter().eq(&[columns]) {
-        return Err(KernelError::Shape {
-            what: "the bias of a product",
-            expected: format!("[{columns}]"),
-            actual: format!("{:?}", bias.shape.to_vec()),
-        });
-    }
-    bias.require_contiguous("the bias of a product")
 }
 
 /// The operand with leading dimensions of 1, and no stride where it is broadcast.

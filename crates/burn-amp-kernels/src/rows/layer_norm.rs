@@ -2,7 +2,7 @@ use cubecl::ir::StorageType;
 use cubecl::prelude::*;
 
 use super::reduce::{cube_sum, lane_sum};
-use super::{MAX_UNITS, Rows, require_same_shape};
+use super::{MAX_UNITS, Rows};
 use crate::counters::LAYER_NORM;
 use crate::device::{cube_count, require};
 use crate::{DeviceTensor, FloatType, KernelError};
@@ -114,12 +114,12 @@ pub fn layer_norm_backward<R: Runtime>(
 ) -> Result<LayerNormGrads, KernelError> {
     require(client, &[x.dtype, grad.dtype])?;
     x.require_contiguous("x")?;
-    require_same_shape("grad", grad, &x.shape)?;
+    grad.require_shape("grad", &x.shape)?;
     let rows = Rows::of(client, x)?;
     require_parameter("gamma", gamma, rows.width)?;
     for statistic in [&moments.mean, &moments.inv_deviation] {
-        require_same_shape("a moment", statistic, &rows.column(x))?;
-        require_f32("a moment", statistic)?;
+        statistic.require_shape("a moment", &rows.column(x))?;
+        statistic.require_f32("a moment")?;
     }
     let x_grad = DeviceTensor::empty(client, x.shape.clone(), x.dtype);
     if rows.is_empty() {
@@ -231,19 +231,8 @@ fn require_parameter(
     parameter: &DeviceTensor,
     width: usize,
 ) -> Result<(), KernelError> {
-    require_same_shape(what, parameter, &[width])?;
-    require_f32(what, parameter)
-}
-
-fn require_f32(what: &'static str, tensor: &DeviceTensor) -> Result<(), KernelError> {
-    if tensor.dtype == FloatType::F32 {
-        return Ok(());
-    }
-    Err(KernelError::Type {
-        what,
-        expected: "F32",
-        actual: tensor.dtype,
-    })
+    parameter.require_shape(what, &[width])?;
+    parameter.require_f32(what)
 }
 
 #[cube(launch_unchecked, address_type = "dynamic")]

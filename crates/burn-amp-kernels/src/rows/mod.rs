@@ -70,18 +70,3 @@ impl Rows {
         shape
     }
 }
-
-fn require_same_shape(
-    what: &'static str,
-    tensor: &DeviceTensor,
-    expected: &[usize],
-) -> Result<(), KernelError> {
-    if tensor.shape.iter().eq(expected) {
-        return tensor.require_contiguous(what);
-    }
-    Err(KernelError::Shape {
-        what,
-        expected: format!("{expected:?}"),
-        actual: format!("{:?}", tensor.shape.to_vec()),
-    })
-}

@@ -9,35 +9,12 @@ pub(super) fn cube_sum(
     shared: &mut SharedMemory<f32>,
     #[comptime] planes: Option<usize>,
 ) -> f32 {
-    if planes.is_some() {
-        let of_plane = plane_sum(value);
-        if UNIT_POS_PLANE == 0 {
-            shared[PLANE_POS as usize] = of_plane;
-        }
-        sync_cube();
-        let mut total = 0.0f32;
-        #[unroll]
-        for plane in 0..comptime!(planes.unwrap_or(0)) {
-            total += shared[plane];
-        }
-        sync_cube();
-        total
+    let of_group = if planes.is_some() {
+        plane_sum(value)
     } else {
-        shared[UNIT_POS as usize] = value;
-        sync_cube();
-        let mut stride = CUBE_DIM / 2u32;
-        while stride > 0u32 {
-            if UNIT_POS < stride {
-                let other = shared[(UNIT_POS + stride) as usize];
-                shared[UNIT_POS as usize] += other;
-            }
-            sync_cube();
-            stride /= 2u32;
-        }
-        let total = shared[0];
-        sync_cube();
-        total
-    }
+        value
+    };
+    cube_reduce(of_group, shared, planes, false)
 }
 
 /// The largest of the units' values, for every unit; by planes, if their number is known.
@@ -47,19 +24,34 @@ pub(super) fn cube_max(
     shared: &mut SharedMemory<f32>,
     #[comptime] planes: Option<usize>,
 ) -> f32 {
+    let of_group = if planes.is_some() {
+        plane_max(value)
+    } else {
+        value
+    };
+    cube_reduce(of_group, shared, planes, true)
+}
+
+/// Combines a value of each plane, one after the other, or of each unit, in halves.
+#[cube]
+fn cube_reduce(
+    value: f32,
+    shared: &mut SharedMemory<f32>,
+    #[comptime] planes: Option<usize>,
+    #[comptime] is_max: bool,
+) -> f32 {
     if planes.is_some() {
-        let of_plane = plane_max(value);
         if UNIT_POS_PLANE == 0 {
-            shared[PLANE_POS as usize] = of_plane;
+            shared[PLANE_POS as usize] = value;
         }
         sync_cube();
-        let mut largest = shared[0];
+        let mut result = shared[0];
         #[unroll]
         for plane in 1..comptime!(planes.unwrap_or(1)) {
-            largest = max(largest, shared[plane]);
+            result = combine(result, shared[plane], is_max);
         }
         sync_cube();
-        largest
+        result
     } else {
         shared[UNIT_POS as usize] = value;
         sync_cube();
@@ -67,15 +59,21 @@ pub(super) fn cube_max(
         while stride > 0u32 {
             if UNIT_POS < stride {
                 let other = shared[(UNIT_POS + stride) as usize];
-                shared[UNIT_POS as usize] = max(shared[UNIT_POS as usize], other);
+                let own = shared[UNIT_POS as usize];
+                shared[UNIT_POS as usize] = combine(own, other, is_max);
             }
             sync_cube();
             stride /= 2u32;
         }
-        let largest = shared[0];
+        let result = shared[0];
         sync_cube();
-        largest
+        result
     }
+}
+
+#[cube]
+fn combine(a: f32, b: f32, #[comptime] is_max: bool) -> f32 {
+    if is_max { max(a, b) } else { a + b }
 }
 
 /// The sum of a vector's lanes.

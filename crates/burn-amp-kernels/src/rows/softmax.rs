@@ -1,8 +1,8 @@
 use cubecl::ir::StorageType;
 use cubecl::prelude::*;
 
+use super::Rows;
 use super::reduce::{cube_max, cube_sum, lane_max, lane_sum};
-use super::{Rows, require_same_shape};
 use crate::counters::SOFTMAX;
 use crate::device::require;
 use crate::{DeviceTensor, FloatType, KernelError};
@@ -100,7 +100,7 @@ pub fn softmax_backward<R: Runtime>(
 ) -> Result<DeviceTensor, KernelError> {
     require(client, &[output.dtype, grad.dtype, out])?;
     output.require_contiguous("output")?;
-    require_same_shape("grad", grad, &output.shape)?;
+    grad.require_shape("grad", &output.shape)?;
     let rows = Rows::of(client, output)?;
     let x_grad = DeviceTensor::empty(client, output.shape.clone(), out);
     if rows.is_empty() {
@@ -149,16 +149,10 @@ pub fn log_softmax_backward<R: Runtime>(
 ) -> Result<DeviceTensor, KernelError> {
     require(client, &[x.dtype, grad.dtype])?;
     x.require_contiguous("x")?;
-    require_same_shape("grad", grad, &x.shape)?;
+    grad.require_shape("grad", &x.shape)?;
     let rows = Rows::of(client, x)?;
-    require_same_shape("log_sum", log_sum, &rows.column(x))?;
-    if log_sum.dtype != FloatType::F32 {
-        return Err(KernelError::Type {
-            what: "log_sum",
-            expected: "F32",
-            actual: log_sum.dtype,
-        });
-    }
+    log_sum.require_shape("log_sum", &rows.column(x))?;
+    log_sum.require_f32("log_sum")?;
     let x_grad = DeviceTensor::empty(client, x.shape.clone(), x.dtype);
     if rows.is_empty() {
         return Ok(x_grad);

@@ -6,7 +6,6 @@ use burn::tensor::{DType, FloatDType, TensorMetadata};
 
 use super::composed;
 use super::operands::{in_wider, saturated, to, widen};
-use crate::policy::is_half;
 
 /// Declares convolutions with their default: Burn's op on operands of the compute type.
 macro_rules! convolutions {
@@ -86,15 +85,7 @@ pub trait AmpBackend: Backend {
     /// - grad: any
     /// - returns: the same
     fn amp_unscale(grad: FloatTensor<Self>, inv_scale: f32) -> FloatTensor<Self> {
-        let grad = if is_half(grad.dtype()) {
-            Self::amp_cast(grad, FloatDType::F32)
-        } else {
-            grad
-        };
-        if inv_scale == 1.0 {
-            return grad;
-        }
-        Self::float_mul_scalar(grad, inv_scale.into())
+        composed::unscale::<Self>(grad, inv_scale, Self::amp_cast)
     }
 
     /// Divides many gradients by the loss scale, as [`amp_unscale`](AmpBackend::amp_unscale), and flags

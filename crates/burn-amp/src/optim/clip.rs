@@ -3,12 +3,13 @@
 use burn::module::{AutodiffModule, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::backend::{AutodiffBackend, Backend};
-use burn::tensor::{FloatDType, Tensor, TensorPrimitive};
+use burn::tensor::ops::FloatTensor;
+use burn::tensor::{Shape, Tensor, TensorMetadata, TensorPrimitive};
 use serde::{Deserialize, Serialize};
 
 use super::collect::{Source, collect};
+use super::widen::widened;
 use crate::full_precision;
-use crate::policy::is_half;
 
 /// How gradients are clipped before a step.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -58,13 +59,10 @@ where
     B: AutodiffBackend,
     M: AutodiffModule<B>,
 {
-    GradClipping::GlobalNorm(max_norm).assert_valid();
-    full_precision(|| {
-        let norm = self::norm::<B, M>(&[grads], module);
-        let factor = norm.factor(max_norm);
-        rescale::<B, M>(grads, module, &factor);
-        norm.total()
-    })
+    let clipping = GradClipping::GlobalNorm(max_norm);
+    clipping.assert_valid();
+    full_precision(|| clip::<B, M>(&mut [grads], module, Some(clipping), true))
+        .expect("the norm was asked for")
 }
 
 /// Brings each value of a module's gradients into `[-max, max]`.
@@ -77,8 +75,9 @@ where
     B: AutodiffBackend,
     M: AutodiffModule<B>,
 {
-    GradClipping::Value(max).assert_valid();
-    full_precision(|| change::<B, M>(grads, module, &Change::Clamp(max)));
+    let clipping = GradClipping::Value(max);
+    clipping.assert_valid();
+    full_precision(|| clip::<B, M>(&mut [grads], module, Some(clipping), false));
 }
 
 /// The norm over all gradients of a module, in f32, on the device.
@@ -148,32 +147,11 @@ impl<B: Backend> Norm<B> {
     }
 }
 
-fn flat<B: Backend>(grad: burn::tensor::ops::FloatTensor<B>) -> Tensor<B, 1> {
-    use burn::tensor::{Shape, TensorMetadata};
-
+fn flat<B: Backend>(grad: FloatTensor<B>) -> Tensor<B, 1> {
     let len = grad.shape().num_elements();
     let flat = B::float_reshape(grad, Shape::new([len]));
     let flat = Tensor::from_primitive(TensorPrimitive::Float(flat));
     widened(flat)
-}
-
-fn widened<B: Backend, const D: usize>(tensor: Tensor<B, D>) -> Tensor<B, D> {
-    if is_half(tensor.dtype()) {
-        return tensor.cast(FloatDType::F32);
-    }
-    tensor
-}
-
-/// Multiplies all gradients with a factor.
-pub(super) fn rescale<B, M>(
-    grads: &mut GradientsParams,
-    module: &M,
-    factor: &Tensor<B::InnerBackend, 1>,
-) where
-    B: AutodiffBackend,
-    M: AutodiffModule<B>,
-{
-    change::<B, M>(grads, module, &Change::Multiply(factor.clone()));
 }
 
 /// Clips before a step; the norm over all parts, if it was computed.

@@ -18,7 +18,7 @@ static LAST: LazyLock<Mutex<HashMap<DeviceKey, TrainingMonitor>>> = LazyLock::ne
 ///
 /// # Example
 ///
-/// ```
+/// ```standalone_crate
 /// use burn::backend::Flex;
 /// use burn::nn::{Linear, LinearConfig};
 /// use burn::optim::{GradientsParams, Optimizer, SgdConfig};
@@ -30,15 +30,14 @@ static LAST: LazyLock<Mutex<HashMap<DeviceKey, TrainingMonitor>>> = LazyLock::ne
 /// let model: Linear<B> = LinearConfig::new(2, 1).init(&device);
 /// let mut optim = AmpOptimizerConfig::new()
 ///     .with_gradient_norm(true)
-///     .init(SgdConfig::new().init());
-/// let loss = model.forward(Tensor::ones([1, 2], &device)).sum();
+///     .init(SgdConfig::new().init::<B, Linear<B>>());
+/// let loss = model.forward(Tensor::<B, 2>::ones([1, 2], &device)).sum();
 /// let grads = GradientsParams::from_grads(loss.backward(), &model);
-/// let model = optim.step(0.1, model, grads);
+/// let model: Linear<B> = optim.step(0.1, model, grads);
 ///
 /// let monitor = TrainingMonitor::of(&device).unwrap();
 /// assert_eq!(monitor.counters().applied, 1);
 /// assert!((monitor.gradient_norm().unwrap() - 3f32.sqrt()).abs() < 1e-6);
-/// # let _: Linear<B> = model;
 /// ```
 #[derive(Clone)]
 pub struct TrainingMonitor {

@@ -1,6 +1,6 @@
 use burn::module::{AutodiffModule, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
-use burn::tensor::backend::AutodiffBackend;
+use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{FloatDType, Tensor};
 
 use crate::policy::is_half;
@@ -36,6 +36,14 @@ where
     search.found
 }
 
+/// A half tensor in f32.
+pub(super) fn widened<B: Backend, const D: usize>(tensor: Tensor<B, D>) -> Tensor<B, D> {
+    if is_half(tensor.dtype()) {
+        return tensor.cast(FloatDType::F32);
+    }
+    tensor
+}
+
 struct HalfSearch<'a> {
     grads: &'a [&'a GradientsParams],
     found: bool,
@@ -62,11 +70,7 @@ impl<B: AutodiffBackend> ModuleVisitor<B> for Widening {
         let Some(grad) = self.grads.remove::<B::InnerBackend, D>(param.id) else {
             return;
         };
-        let grad = if is_half(grad.dtype()) {
-            grad.cast(FloatDType::F32)
-        } else {
-            grad
-        };
-        self.wide.register::<B::InnerBackend, D>(param.id, grad);
+        self.wide
+            .register::<B::InnerBackend, D>(param.id, widened(grad));
     }
 }

@@ -10,16 +10,20 @@ pub(in crate::backend) fn unscale_and_check<B: Backend>(
     grads: Vec<FloatTensor<B>>,
     inv_scale: f32,
 ) -> (Vec<FloatTensor<B>>, IntTensor<B>) {
-    let unscale = |grad| unscale::<B>(grad, inv_scale);
+    let unscale = |grad| unscale::<B>(grad, inv_scale, B::float_cast);
     let unscaled: Vec<_> = grads.into_iter().map(unscale).collect();
     let flags = check::<B>(unscaled.clone());
     (unscaled, flags)
 }
 
 /// A scale of one leaves the values alone, NaN payloads included.
-fn unscale<B: Backend>(grad: FloatTensor<B>, inv_scale: f32) -> FloatTensor<B> {
+pub(in crate::backend) fn unscale<B: Backend>(
+    grad: FloatTensor<B>,
+    inv_scale: f32,
+    cast: fn(FloatTensor<B>, FloatDType) -> FloatTensor<B>,
+) -> FloatTensor<B> {
     let grad = if is_half(grad.dtype()) {
-        B::float_cast(grad, FloatDType::F32)
+        cast(grad, FloatDType::F32)
     } else {
         grad
     };

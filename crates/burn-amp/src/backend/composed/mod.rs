@@ -10,7 +10,7 @@ use burn::tensor::ops::FloatTensor;
 use burn::tensor::{FloatDType, TensorMetadata, get_device_settings};
 
 pub(super) use attention::{attention, attention_backward};
-pub(super) use gradients::{check, unscale_and_check};
+pub(super) use gradients::{check, unscale, unscale_and_check};
 pub(super) use product::{layer_operands, linear, matmul};
 pub(crate) use rows::{as_matrix, sum_of_rows, sum_to_shape};
 pub(super) use rows::{

@@ -16,7 +16,7 @@ use burn_cubecl::{CubeBackend, CubeRuntime, FloatElement, IntElement};
 use super::amp_backend::{AmpBackend, LayerNorm, LayerNormGrads, Moments};
 use super::composed;
 use crate::policy::is_half;
-use tensor::{Site, contiguous, float_type, in_f32, take};
+use tensor::{Site, contiguous, float_type, in_f32, take, take_contiguous};
 
 /// Whether a product is run by our kernel. With all operands and the result in the compute type, Burn's
 /// own needs no cast, and Burn's fusion adds what follows to it.
@@ -38,8 +38,7 @@ where
 {
     fn amp_cast_saturating(tensor: FloatTensor<Self>, dtype: FloatDType) -> FloatTensor<Self> {
         let cast = |tensor: &CubeTensor<R>| {
-            let (site, operand) = take(tensor)?;
-            let operand = contiguous(&site, operand);
+            let (site, operand) = take_contiguous(tensor)?;
             let output =
                 burn_amp_kernels::cast(&site.client, &operand, float_type(dtype.into())?, true);
             Some(site.give(launched(output)?))
@@ -79,11 +78,10 @@ where
         epsilon: f64,
     ) -> LayerNorm<Self> {
         let normalize = || {
-            let (site, x) = take(&tensor)?;
-            let x = contiguous(&site, x);
-            let gamma = in_f32(&site, &gamma)?;
+            let (site, x) = take_contiguous(&tensor)?;
+            let gamma = in_f32(&gamma)?;
             let beta = match &beta {
-                Some(beta) => Some(in_f32(&site, beta)?),
+                Some(beta) => Some(in_f32(beta)?),
                 None => None,
             };
             let (output, moments) = launched(rows::layer_norm_forward(
@@ -112,14 +110,13 @@ where
         grad: FloatTensor<Self>,
     ) -> LayerNormGrads<Self> {
         let differentiate = || {
-            let (site, operand) = take(&x)?;
-            let operand = contiguous(&site, operand);
+            let (site, operand) = take_contiguous(&x)?;
             let moments = rows::Moments {
-                mean: in_f32(&site, &moments.mean)?,
-                inv_deviation: in_f32(&site, &moments.inv_deviation)?,
+                mean: in_f32(&moments.mean)?,
+                inv_deviation: in_f32(&moments.inv_deviation)?,
             };
-            let gamma = in_f32(&site, &gamma)?;
-            let grad = contiguous(&site, take(&grad)?.1);
+            let gamma = in_f32(&gamma)?;
+            let grad = take_contiguous(&grad)?.1;
             let grads = launched(rows::layer_norm_backward(
                 &site.client,
                 &operand,
@@ -157,7 +154,7 @@ where
     ) -> FloatTensor<Self> {
         let of_rows = || {
             let (site, y) = take_rows(&output, dim)?;
-            let grad = contiguous(&site, take(&grad)?.1);
+            let grad = take_contiguous(&grad)?.1;
             let out = float_type(out.into())?;
             Some(site.give(launched(rows::softmax_backward(
                 &site.client,
@@ -190,8 +187,8 @@ where
     ) -> FloatTensor<Self> {
         let of_rows = || {
             let (site, operand) = take_rows(&x, dim)?;
-            let log_sum = in_f32(&site, &log_sum)?;
-            let grad = contiguous(&site, take(&grad)?.1);
+            let log_sum = in_f32(&log_sum)?;
+            let grad = take_contiguous(&grad)?.1;
             let x_grad = rows::log_softmax_backward(&site.client, &operand, &log_sum, &grad);
             Some(site.give(launched(x_grad)?))
         };
@@ -249,7 +246,7 @@ fn multiply<R: CubeRuntime>(
     let (site, lhs) = take(operands[0])?;
     let (_, rhs) = take(operands[1])?;
     let bias = match bias {
-        Some(bias) => Some(in_f32(&site, bias)?),
+        Some(bias) => Some(in_f32(bias)?),
         None => None,
     };
     // A weight is one matrix for all leading dimensions: one product of all rows is faster than many.
@@ -296,9 +293,7 @@ fn take_rows<R: CubeRuntime>(
     if dim + 1 != tensor.rank() {
         return None;
     }
-    let (site, operand) = take(tensor)?;
-    let operand = contiguous(&site, operand);
-    Some((site, operand))
+    take_contiguous(tensor)
 }
 
 /// All of a list, or none: the buffers' owners are given up, so that a kernel may write in place.
@@ -314,7 +309,7 @@ fn take_all<R: CubeRuntime>(
     }
     let operands = tensors
         .drain(..)
-        .filter_map(|tensor| take(&tensor))
-        .map(|(site, operand)| contiguous(&site, operand));
+        .filter_map(|tensor| take_contiguous(&tensor))
+        .map(|(_, operand)| operand);
     Some((site, operands.collect()))
 }

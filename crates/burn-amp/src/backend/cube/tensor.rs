@@ -59,9 +59,6 @@ fn dtype_of(dtype: FloatType) -> DType {
 /// A tensor as the kernels take it, with the strides that it has.
 pub(super) fn take<R: CubeRuntime>(tensor: &CubeTensor<R>) -> Option<(Site<R>, DeviceTensor)> {
     let dtype = float_type(tensor.dtype)?;
-    if tensor.qparams.is_some() {
-        return None;
-    }
     let site = Site {
         client: tensor.client.clone(),
         device: tensor.device.clone(),
@@ -85,12 +82,18 @@ pub(super) fn contiguous<R: CubeRuntime>(site: &Site<R>, tensor: DeviceTensor) -
     DeviceTensor::contiguous(copy.handle.clone(), copy.meta.shape().clone(), dtype)
 }
 
-/// A parameter or statistic in f32, in a row.
-pub(super) fn in_f32<R: CubeRuntime>(
-    site: &Site<R>,
+/// As [`take`], with the elements in a row.
+pub(super) fn take_contiguous<R: CubeRuntime>(
     tensor: &CubeTensor<R>,
-) -> Option<DeviceTensor> {
-    let tensor = contiguous(site, take(tensor)?.1);
+) -> Option<(Site<R>, DeviceTensor)> {
+    let (site, tensor) = take(tensor)?;
+    let tensor = contiguous(&site, tensor);
+    Some((site, tensor))
+}
+
+/// A parameter or statistic in f32, in a row.
+pub(super) fn in_f32<R: CubeRuntime>(tensor: &CubeTensor<R>) -> Option<DeviceTensor> {
+    let (site, tensor) = take_contiguous(tensor)?;
     if tensor.dtype == FloatType::F32 {
         return Some(tensor);
     }
