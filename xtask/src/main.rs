@@ -18,7 +18,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Chore {
-    /// Everything that CI runs: format, lints, docs, features, tests in debug and release.
+    /// Everything that CI runs: format, lints, docs, features, tests in debug and release, Vulkan, NVRTC.
     Validate,
     /// Formatting, clippy and rustdoc, warnings denied.
     Lint,
@@ -57,6 +57,7 @@ fn main() -> Result<()> {
             lint(&shell)?;
             test(&shell)?;
             vulkan(&shell)?;
+            nvrtc::run(&shell, &nvrtc::Options::default())?;
             features(&shell)
         }
         Chore::Lint => lint(&shell),

@@ -18,7 +18,7 @@ const WHEELS: &[(&str, &str)] = &[
 const PLATFORM: &str = "manylinux2014_x86_64";
 
 /// What is passed on.
-#[derive(Args)]
+#[derive(Args, Default)]
 pub struct Options {
     /// Options of burn-amp-nvrtc, such as `--arch 90` or `--csv FILE`.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]

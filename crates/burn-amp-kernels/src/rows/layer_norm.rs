@@ -1,7 +1,7 @@
 use cubecl::ir::StorageType;
 use cubecl::prelude::*;
 
-use super::reduce::{cube_sum, lane_sum};
+use super::reduce::{add_lanes, cube_sum, lane_sum};
 use super::{MAX_UNITS, Rows};
 use crate::counters::LAYER_NORM;
 use crate::device::{cube_count, require};
@@ -318,15 +318,15 @@ fn layer_norm_gradient<X: Float, G: Float, N: Size>(
     let mean = Vector::<f32, N>::new(means[row]);
     let inv_deviation = Vector::<f32, N>::new(inv_deviations[row]);
 
-    // Not sums of vectors: those would not fit into the registers of a unit.
+    // Neither sums of vectors nor a sum for each vector: those do not fit into a unit's registers.
     let mut sum = 0.0f32;
     let mut slope = 0.0f32;
     let mut column = UNIT_POS as usize;
     while column < vectors {
         let normalized = (Vector::<f32, N>::cast_from(x[first + column]) - mean) * inv_deviation;
         let scaled = Vector::<f32, N>::cast_from(grad[first + column]) * gamma[column];
-        sum += lane_sum::<N>(scaled);
-        slope += lane_sum::<N>(scaled * normalized);
+        sum = add_lanes::<N>(sum, scaled);
+        slope = add_lanes::<N>(slope, scaled * normalized);
         column += units;
     }
     let sum = cube_sum(sum, &mut shared, planes) / width;

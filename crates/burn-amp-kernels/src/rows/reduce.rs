@@ -79,7 +79,13 @@ fn combine(a: f32, b: f32, #[comptime] is_max: bool) -> f32 {
 /// The sum of a vector's lanes.
 #[cube]
 pub(super) fn lane_sum<N: Size>(vector: Vector<f32, N>) -> f32 {
-    let mut total = 0.0f32;
+    add_lanes::<N>(0.0f32, vector)
+}
+
+/// A vector's lanes added to `total`, one after the other.
+#[cube]
+pub(super) fn add_lanes<N: Size>(total: f32, vector: Vector<f32, N>) -> f32 {
+    let mut total = total;
     #[unroll]
     for lane in 0..N::value() {
         total += vector[lane];
