@@ -67,7 +67,9 @@ impl Artifacts {
             self.load::<B, <DigitNet<B> as Module<B>>::Record>("model", *epoch, device)
                 .is_ok()
                 && self.load::<B, O::Record>("optim", *epoch, device).is_ok()
-                && self.load::<B, S::Record<B>>("scheduler", *epoch, device).is_ok()
+                && self
+                    .load::<B, S::Record<B>>("scheduler", *epoch, device)
+                    .is_ok()
         }))
     }
 
@@ -152,7 +154,7 @@ mod tests {
     fn should_find_epochs_of_which_all_files_exist() {
         let folder = tempfile::tempdir().unwrap();
         let artifacts = Artifacts::new(folder.path());
-        assert_eq!(artifacts.epochs().unwrap(), []);
+        assert!(artifacts.epochs().unwrap().is_empty());
 
         fs::create_dir(folder.path().join("checkpoint")).unwrap();
         for name in ["model-2", "optim-2", "scheduler-2", "model-10", "optim-10"] {

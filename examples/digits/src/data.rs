@@ -34,7 +34,9 @@ pub enum DataError {
     #[error("the file of digits is not a complete gzip file")]
     Gzip(#[from] std::io::Error),
     /// The content does not begin as it should.
-    #[error("the file of digits begins with {start:?}, it must begin with \"DIGITS01\" and a count")]
+    #[error(
+        "the file of digits begins with {start:?}, it must begin with \"DIGITS01\" and a count"
+    )]
     Header {
         /// The first bytes, as text.
         start: String,
@@ -203,10 +205,7 @@ mod tests {
         for sample in &samples {
             of_label[sample.label as usize] += 1;
         }
-        assert_eq!(
-            of_label,
-            [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
-        );
+        assert_eq!(of_label, [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]);
         let pixels = || samples.iter().flat_map(|sample| sample.pixels);
         assert_eq!(pixels().min(), Some(0));
         assert_eq!(pixels().max(), Some(DARKEST));
@@ -224,7 +223,12 @@ mod tests {
             counts(&samples)
         );
         let of_train = counts(&split.train);
-        assert!(split.test.iter().all(|sample| !of_train.contains_key(sample)));
+        assert!(
+            split
+                .test
+                .iter()
+                .all(|sample| !of_train.contains_key(sample))
+        );
         for label in 0..CLASSES as u8 {
             let count = split.test.iter().filter(|it| it.label == label).count();
             assert!((20..=55).contains(&count), "{count} of {label}");

@@ -125,10 +125,7 @@ pub struct Score {
 }
 
 /// Measures a model on all samples of `batches`.
-pub fn evaluate<B: Backend>(
-    model: &DigitNet<B>,
-    batches: impl Iterator<Item = Batch<B>>,
-) -> Score {
+pub fn evaluate<B: Backend>(model: &DigitNet<B>, batches: impl Iterator<Item = Batch<B>>) -> Score {
     let (mut right, mut loss, mut count) = (0, 0.0, 0);
     for batch in batches {
         let output = model.classify(batch);
@@ -172,6 +169,9 @@ mod tests {
         let (whole, parts) = (score(50), score(7));
         assert_eq!(whole.accuracy, parts.accuracy);
         assert!((whole.loss - parts.loss).abs() < 1e-5);
-        assert!((whole.loss - (CLASSES as f64).ln()).abs() < 1.0, "{whole:?}");
+        assert!(
+            (whole.loss - (CLASSES as f64).ln()).abs() < 1.0,
+            "{whole:?}"
+        );
     }
 }

@@ -1,11 +1,11 @@
 //! A bar on standard error in place of Burn's dashboard, which takes the whole terminal.
 
+use burn::train::LearnerSummary;
 use burn::train::metric::MetricDefinition;
 use burn::train::renderer::{
     EvaluationName, EvaluationProgress, MetricState, MetricsRenderer, MetricsRendererEvaluation,
     MetricsRendererTraining, ProgressType, TrainingProgress,
 };
-use burn::train::LearnerSummary;
 use indicatif::{ProgressBar, ProgressStyle};
 
 /// Draws how far the training is, if standard error is a terminal; prints nothing else.

@@ -5,9 +5,9 @@ use std::time::Instant;
 
 use anyhow::{Result, ensure};
 use burn::lr_scheduler::composed::ComposedLrScheduler;
+use burn::optim::AdamW;
 use burn::optim::AdamWConfig;
 use burn::optim::adaptor::OptimizerAdaptor;
-use burn::optim::AdamW;
 use burn::tensor::backend::AutodiffBackend;
 use burn_amp::{Amp, AmpConfig, AmpDevice, AmpOptimizerConfig, Autodiff};
 use clap::ValueEnum;
@@ -88,11 +88,7 @@ pub fn run(job: &Job, precision: Precision, artifacts: &Artifacts) -> Result<Row
     }
 }
 
-fn run_on<B: AutodiffBackend>(
-    job: &Job,
-    precision: Precision,
-    artifacts: &Artifacts,
-) -> Result<Row>
+fn run_on<B: AutodiffBackend>(job: &Job, precision: Precision, artifacts: &Artifacts) -> Result<Row>
 where
     B::Device: AmpDevice,
 {

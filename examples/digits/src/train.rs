@@ -82,7 +82,9 @@ pub enum Display {
 type Components<B, O> = LearningComponentsMarker<B, ComposedLrScheduler, DigitNet<B>, O>;
 
 /// The metrics of a training: what the dashboard shows and the log files hold.
-fn with_metrics<B, O>(training: SupervisedTraining<Components<B, O>>) -> SupervisedTraining<Components<B, O>>
+fn with_metrics<B, O>(
+    training: SupervisedTraining<Components<B, O>>,
+) -> SupervisedTraining<Components<B, O>>
 where
     B: AutodiffBackend,
     O: Optimizer<DigitNet<B>, B> + 'static,
@@ -111,8 +113,8 @@ where
 {
     let schedule = plan.schedule(split.train.len())?;
     let first_epoch = resume.map_or(1, |epoch| epoch + 1);
-    let train = Loader::<B>::in_order(&split.train, plan.batch, device)
-        .shuffled(plan.seed, first_epoch);
+    let train =
+        Loader::<B>::in_order(&split.train, plan.batch, device).shuffled(plan.seed, first_epoch);
     let valid = Loader::<B::InnerBackend>::in_order(&split.test, plan.batch, device);
 
     let training = SupervisedTraining::new(artifacts.folder(), Arc::new(train), Arc::new(valid));
