@@ -26,7 +26,7 @@ pub struct Args {
     pub device: DeviceName,
 
     /// Times that every training sample is seen.
-    #[arg(long, default_value_t = 20, value_parser = at_least(1))]
+    #[arg(long, default_value_t = 12, value_parser = at_least(1))]
     pub epochs: usize,
 
     /// Samples in a step.
