@@ -8,7 +8,7 @@ use clap::Parser;
 use digits::checkpoint::Artifacts;
 use digits::cli::Args;
 use digits::report;
-use digits::run::run;
+use digits::run::{run, warm_up};
 
 fn main() -> Result<()> {
     let args = Args::parse();
@@ -30,6 +30,7 @@ fn main() -> Result<()> {
             temporary.path()
         }
     };
+    warm_up(&job)?;
     let mut rows = Vec::new();
     for precision in job.precisions.iter().copied() {
         let artifacts = Artifacts::new(out.join(precision.to_string()));

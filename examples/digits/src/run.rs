@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Instant;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use burn::lr_scheduler::composed::ComposedLrScheduler;
 use burn::optim::AdamW;
 use burn::optim::AdamWConfig;
@@ -86,6 +86,22 @@ pub fn run(job: &Job, precision: Precision, artifacts: &Artifacts) -> Result<Row
         #[cfg(feature = "vulkan")]
         DeviceName::Vulkan => run_on::<Training<burn::backend::Vulkan>>(job, precision, artifacts),
     }
+}
+
+/// Trains on one batch in f32, which leaves a loss scale alone: what is allocated once would be counted for
+/// the first precision only.
+///
+/// # Errors
+///
+/// As [`run`].
+pub fn warm_up(job: &Job) -> Result<()> {
+    let folder = tempfile::tempdir().context("cannot create a temporary folder")?;
+    let mut job = job.clone();
+    job.plan.epochs = 1;
+    job.split.train.truncate(job.plan.batch);
+    job.resume = false;
+    job.dashboard = false;
+    run(&job, Precision::F32, &Artifacts::new(folder.path())).map(drop)
 }
 
 fn run_on<B: AutodiffBackend>(job: &Job, precision: Precision, artifacts: &Artifacts) -> Result<Row>
