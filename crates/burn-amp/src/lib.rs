@@ -41,11 +41,16 @@
 //! # Features
 //!
 //! `flex` (default), `ndarray`, `cuda`, `vulkan`: Burn's backends. `fusion`: Burn's kernel fusion for the
-//! GPU backends. `autotune` (default): they time the ways to run a product. `train`: Burn's `Learner`.
+//! GPU backends. `autotune` (default): they time the ways to run a product. `train`: metrics
+//! for the dashboard of Burn's `Learner`.
 
 #[cfg(doctest)]
 #[doc = include_str!("../../../README.md")]
 struct Readme;
+
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/guide.md")]
+struct Guide;
 
 mod autocast;
 mod autodiff;
@@ -58,6 +63,9 @@ pub mod loss_scale;
 pub mod memory;
 mod optim;
 mod policy;
+pub mod record;
+#[cfg(feature = "train")]
+pub mod train;
 
 /// What the methods of [`AmpBackend`] exchange, for backends that override them.
 pub mod extension {

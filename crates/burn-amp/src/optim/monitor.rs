@@ -49,8 +49,12 @@ pub struct TrainingMonitor {
 impl TrainingMonitor {
     /// That of the last step on a device; `None` before the first in this process.
     pub fn of<D: DeviceOps>(device: &D) -> Option<Self> {
+        Self::of_key(DeviceKey::of(device))
+    }
+
+    pub(crate) fn of_key(device: DeviceKey) -> Option<Self> {
         let last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
-        last.get(&DeviceKey::of(device)).cloned()
+        last.get(&device).cloned()
     }
 
     /// How many steps the optimizer has applied, skipped, and taken without gradients.
