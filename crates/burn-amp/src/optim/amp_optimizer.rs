@@ -386,7 +386,7 @@ impl<O> AmpOptimizer<O> {
         if let Some(device) = self.device {
             TrainingMonitor::new(self.counters, self.scaler.clone())
                 .with_norm(norm)
-                .publish(device);
+                .publish(device, self.outcome.as_ref());
         }
     }
 

@@ -6,6 +6,7 @@ mod check;
 mod clip;
 mod collect;
 mod grad_scaler;
+mod hold_on_skip;
 mod monitor;
 mod outcome;
 mod record;
@@ -17,6 +18,7 @@ pub use clip::{GradClipping, clip_grad_norm, clip_grad_value, grad_norm};
 pub use grad_scaler::{
     GradScaler, NothingRecorded, ScaledGradients, ScaledLoss, UnscaledGradients,
 };
+pub use hold_on_skip::{HoldOnSkip, HoldOnSkipRecord, HoldOnSkipRecordItem};
 pub use monitor::TrainingMonitor;
 pub use outcome::{NonFinite, NonFiniteGradient, StepCounters, StepOutcome};
 pub use record::{AmpOptimizerRecord, AmpOptimizerRecordItem};
