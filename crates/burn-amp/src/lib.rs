@@ -53,6 +53,7 @@ mod backend;
 mod config;
 mod counters;
 mod device;
+mod ema;
 mod error;
 pub mod loss_scale;
 pub mod memory;
@@ -72,6 +73,7 @@ pub use backend::{Amp, AmpBackend};
 pub use config::AmpConfig;
 pub use counters::Counters;
 pub use device::AmpDevice;
+pub use ema::{Ema, EmaAverageItem, EmaConfig, EmaError, EmaRecord, EmaRecordItem};
 pub use error::AmpError;
 pub use optim::{
     AmpOptimizer, AmpOptimizerConfig, AmpOptimizerRecord, AmpOptimizerRecordItem, GradClipping,
