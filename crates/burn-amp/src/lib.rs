@@ -36,6 +36,7 @@
 //! - [`OpClass`] explains what happens to an op; [`Op`] lists them all.
 //! - [`AmpOptimizer`] skips steps whose gradients are not finite; [`GradScaler`] is for loops that are
 //!   written by hand.
+//! - [`Ema`] averages parameters, [`HoldOnSkip`] holds a learning rate; both know of skipped steps.
 //! - [`loss_scale`] has the scaler itself.
 //!
 //! # Features
