@@ -261,13 +261,14 @@ fn should_resume_bitwise() {
             let record = first.to_record::<B>();
             let optim = Optimizer::<Module, B>::to_record(&training.optim);
 
+            // A program makes the schedule first, and loads its record into that.
+            let second = hold(schedule.clone());
             for unrelated in [Apply, Skip] {
                 Training::new().step(0.1, unrelated);
             }
             let mut resumed = Training::new();
             resumed.optim = Optimizer::<Module, B>::load_record(resumed.optim, optim);
-            let mut second = hold(schedule.clone())
-                .load_record::<B>(through::<FullPrecisionSettings, _>(record));
+            let mut second = second.load_record::<B>(through::<FullPrecisionSettings, _>(record));
             let after = rates(&mut resumed, &mut second, &STEPS[at..]);
             assert_eq!(
                 [before, after].concat(),

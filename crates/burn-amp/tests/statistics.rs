@@ -3,7 +3,7 @@
 mod common;
 
 use burn::backend::Flex;
-use burn::module::{AutodiffModule, Module, ModuleMapper, Param};
+use burn::module::{AutodiffModule, Module, ModuleMapper, Param, RunningState};
 use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
 use burn::optim::adaptor::OptimizerAdaptor;
@@ -30,6 +30,8 @@ struct Net<B: Backend> {
     head: Linear<B>,
     /// Frozen, and not finite.
     mask: Param<Tensor<B, 1>>,
+    /// A statistic beside it: that of the pixels.
+    level: RunningState<Tensor<B, 1>>,
 }
 
 impl<B: Backend> Net<B> {
@@ -57,11 +59,14 @@ impl<B: Backend> Net<B> {
             norm: BatchNormConfig::new(4).init(&device),
             head: LinearConfig::new(64, 2).init(&device),
             mask: Param::from_tensor(mask).set_require_grad(false),
+            level: RunningState::new(Tensor::zeros([1], &device)),
         };
         net.map(&mut Seeded)
     }
 
     fn forward(&self, x: Tensor<B, 4>) -> Tensor<B, 2> {
+        let level = self.level.value_sync() * 0.9 + x.clone().detach().mean() * 0.1;
+        self.level.update(level.detach());
         let x = gelu(self.norm.forward(self.conv.forward(x)));
         self.head.forward(x.flatten(1, 3))
     }
@@ -70,9 +75,9 @@ impl<B: Backend> Net<B> {
         self.forward(x).powi_scalar(2).mean()
     }
 
-    /// Mean and variance as they come to be used, by bits.
+    /// The statistics as they come to be used, by bits.
     fn statistics(&self) -> Vec<u32> {
-        [&self.norm.running_mean, &self.norm.running_var]
+        [&self.norm.running_mean, &self.norm.running_var, &self.level]
             .into_iter()
             .flat_map(|state| {
                 let value = state.value_sync();
