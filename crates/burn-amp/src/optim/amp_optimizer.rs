@@ -90,13 +90,13 @@ impl AmpOptimizerConfig {
         self
     }
 
-    /// Whether a skipped step takes running statistics that are not finite, as those of a batch norm
-    /// after a batch with NaN, back to what they were after the step before (default: yes, where
-    /// gradients are checked).
+    /// Whether a skipped step takes the running statistics of batch norms back to what they were after the
+    /// step before, if the forward pass left some that are not finite, as after a batch with NaN (default:
+    /// yes, where gradients are checked).
     ///
-    /// All statistics of such a layer go back together. Finite ones stay as the forward pass left them,
-    /// and parameters, frozen ones included, are not touched. If the very first step is skipped, they go
-    /// back to what the last forward pass found: not past a poisoned micro-batch before it.
+    /// They go back together. Where all are finite they stay as the forward pass left them, and parameters,
+    /// frozen ones included, are not touched. If the very first step is skipped, they go back to what the
+    /// last forward pass found: not past a poisoned micro-batch before it.
     ///
     /// A skipped step of a module with statistics or frozen parameters costs one more read by the host,
     /// and two if any are not finite; other steps cost none. Tensors without gradient that the program

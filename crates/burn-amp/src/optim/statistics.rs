@@ -2,7 +2,7 @@
 //! its step is skipped. If that is not finite, it is taken back.
 
 use std::any::Any;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use burn::module::{AutodiffModule, ModuleMapper, ModuleVisitor, Param, ParamId};
@@ -28,13 +28,11 @@ type Values<B> = HashMap<ParamId, FloatTensor<B>>;
 struct Statistic<B: Backend> {
     id: ParamId,
     path: String,
-    /// The layer that has it. What a layer's statistics say, they say together.
-    layer: String,
     value: FloatTensor<B>,
 }
 
 impl Statistics {
-    /// Keeps the statistics of a step that was applied. After a skipped one it puts those back that are no
+    /// Keeps the statistics of a step that was applied. After a skipped one it puts them back if some are no
     /// longer finite: at one read by the host, and another if there are any.
     pub(super) fn after<B, M>(&mut self, module: &M, outcome: &StepOutcome)
     where
@@ -84,13 +82,13 @@ impl Statistics {
         let kept = ids.into_iter().zip(kept).zip(is_good);
         good.extend(kept.filter_map(|(entry, is_good)| is_good.then_some(entry)));
 
-        let mut layers = HashSet::new();
+        let mut is_poisoned = false;
         for (new, is_finite) in now.iter().zip(is_finite) {
             if is_finite {
                 continue;
             }
             if good.contains_key(&new.id) {
-                layers.insert(new.layer.clone());
+                is_poisoned = true;
             } else if !self.warned {
                 // Once only: it may be meant to be so, as a mask is.
                 self.warned = true;
@@ -100,13 +98,16 @@ impl Statistics {
                 );
             }
         }
-        let mut put_back = PutBack::<B::InnerBackend>(HashMap::new());
-        for new in now.iter_mut().filter(|new| layers.contains(&new.layer)) {
-            if let Some(value) = good.remove(&new.id) {
+        if !is_poisoned {
+            return;
+        }
+        // All of them: behind a ReLU that makes zeros of NaN, statistics are finite and no better.
+        for new in now.iter_mut() {
+            if let Some(value) = good.get(&new.id) {
                 new.value = value.clone();
-                put_back.0.insert(new.id, value);
             }
         }
+        let mut put_back = PutBack::<B::InnerBackend>(good);
         // Of a clone only the running states are the module's own, so no parameter is touched.
         drop(module.clone().map(&mut put_back));
     }
@@ -168,7 +169,6 @@ impl<A: AutodiffBackend> ModuleVisitor<A> for Collector<A::InnerBackend> {
             self.statistics.push(Statistic {
                 id: param.id,
                 path: self.path.join("."),
-                layer: self.path[..self.path.len().saturating_sub(1)].join("."),
                 value,
             });
         }
