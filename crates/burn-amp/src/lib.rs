@@ -36,6 +36,7 @@
 //! - [`OpClass`] explains what happens to an op; [`Op`] lists them all.
 //! - [`AmpOptimizer`] skips steps whose gradients are not finite; [`GradScaler`] is for loops that are
 //!   written by hand.
+//! - [`Ema`] averages parameters, [`HoldOnSkip`] holds a learning rate; both know of skipped steps.
 //! - [`loss_scale`] has the scaler itself.
 //!
 //! # Features
@@ -58,6 +59,7 @@ mod backend;
 mod config;
 mod counters;
 mod device;
+mod ema;
 mod error;
 pub mod loss_scale;
 pub mod memory;
@@ -80,12 +82,13 @@ pub use backend::{Amp, AmpBackend};
 pub use config::AmpConfig;
 pub use counters::Counters;
 pub use device::AmpDevice;
+pub use ema::{Ema, EmaAverageItem, EmaConfig, EmaError, EmaRecord, EmaRecordItem};
 pub use error::AmpError;
 pub use optim::{
     AmpOptimizer, AmpOptimizerConfig, AmpOptimizerRecord, AmpOptimizerRecordItem, GradClipping,
-    GradScaler, GradientCheck, NonFinite, NonFiniteGradient, NothingRecorded, ScaledGradients,
-    ScaledLoss, StepCounters, StepOutcome, TrainingMonitor, UnscaledGradients, clip_grad_norm,
-    clip_grad_value, grad_norm,
+    GradScaler, GradientCheck, HoldOnSkip, HoldOnSkipRecord, HoldOnSkipRecordItem, NonFinite,
+    NonFiniteGradient, NothingRecorded, ScaledGradients, ScaledLoss, StepCounters, StepOutcome,
+    TrainingMonitor, UnscaledGradients, clip_grad_norm, clip_grad_value, grad_norm,
 };
 pub use policy::{
     Half, Op, OpClass, Precision, Readback, ScopeGuard, UnknownOp, UnknownPrecision,

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::check::Check;
 use super::clip::{GradClipping, clip};
+use super::statistics::Statistics;
 use super::widen::{has_half, in_f32};
 use super::{AmpOptimizerRecord, StepCounters, StepOutcome, TrainingMonitor};
 use crate::full_precision;
@@ -41,12 +42,24 @@ pub enum GradientCheck {
 /// # fn is_optimizer<O: Optimizer<Linear<B>, B>>(_: O) {}
 /// # is_optimizer(optim);
 /// ```
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct AmpOptimizerConfig {
     gradient_check: GradientCheck,
     grad_clipping: Option<GradClipping>,
     gradient_norm: bool,
+    statistics_guard: bool,
+}
+
+impl Default for AmpOptimizerConfig {
+    fn default() -> Self {
+        Self {
+            gradient_check: GradientCheck::default(),
+            grad_clipping: None,
+            gradient_norm: false,
+            statistics_guard: true,
+        }
+    }
 }
 
 impl AmpOptimizerConfig {
@@ -77,6 +90,22 @@ impl AmpOptimizerConfig {
         self
     }
 
+    /// Whether a skipped step takes the running statistics of batch norms back to what they were after the
+    /// step before, if the forward pass left some that are not finite, as after a batch with NaN (default:
+    /// yes, where gradients are checked).
+    ///
+    /// They go back together. Where all are finite they stay as the forward pass left them, and parameters,
+    /// frozen ones included, are not touched. If the very first step is skipped, they go back to what the
+    /// last forward pass found: not past a poisoned micro-batch before it.
+    ///
+    /// A skipped step of a module with statistics or frozen parameters costs one more read by the host,
+    /// and two if any are not finite; other steps cost none. Tensors without gradient that the program
+    /// replaces by itself are kept in memory until the next step.
+    pub fn with_statistics_guard(mut self, statistics_guard: bool) -> Self {
+        self.statistics_guard = statistics_guard;
+        self
+    }
+
     /// Wraps an optimizer.
     ///
     /// # Panics
@@ -95,6 +124,7 @@ impl AmpOptimizerConfig {
             counters: StepCounters::default(),
             outcome: None,
             update: None,
+            statistics: Statistics::default(),
             warned_of_order: false,
         }
     }
@@ -104,7 +134,9 @@ impl AmpOptimizerConfig {
 ///
 /// It makes one decision a step over exactly the gradients that it was handed: either the inner
 /// optimizer steps, in full precision, or module and state stay bitwise what they were. In f16 that
-/// costs one read by the host a step, in bf16 and f32 none.
+/// costs one read by the host a step, in bf16 and f32 none. What a forward pass has done to running
+/// statistics before is taken back if it is not finite; see
+/// [`with_statistics_guard`](AmpOptimizerConfig::with_statistics_guard).
 ///
 /// The parameters are the f32 master weights; there is no other copy. Gradients come out of
 /// `backward()` as true gradients, so clipping that is set on the inner optimizer with
@@ -135,6 +167,7 @@ pub struct AmpOptimizer<O> {
     counters: StepCounters,
     outcome: Option<StepOutcome>,
     update: Option<ScaleUpdate>,
+    statistics: Statistics,
     warned_of_order: bool,
 }
 
@@ -150,6 +183,7 @@ impl<O: Clone> Clone for AmpOptimizer<O> {
             counters: self.counters,
             outcome: self.outcome.clone(),
             update: self.update,
+            statistics: self.statistics.clone(),
             warned_of_order: self.warned_of_order,
         }
     }
@@ -268,6 +302,7 @@ where
     fn load_record(mut self, record: Self::Record) -> Self {
         self.optim = self.optim.load_record(record.optim);
         self.counters = record.counters;
+        self.statistics = Statistics::default();
         self.device = record.device.or(self.device);
         if let (Some(scaler), Some(device)) = (record.scaler, self.device) {
             let restored = policy::restore_scaler(device, scaler)
@@ -322,6 +357,9 @@ impl<O> AmpOptimizer<O> {
                 (StepOutcome::Applied, Decision::Apply { scope })
             }
         };
+        if check && self.config.statistics_guard {
+            self.statistics.after::<B, M>(module, &outcome);
+        }
         self.counters.count(&outcome);
         self.outcome = Some(outcome);
         decision
@@ -348,7 +386,7 @@ impl<O> AmpOptimizer<O> {
         if let Some(device) = self.device {
             TrainingMonitor::new(self.counters, self.scaler.clone())
                 .with_norm(norm)
-                .publish(device);
+                .publish(device, self.outcome.as_ref());
         }
     }
 

@@ -6,9 +6,11 @@ mod check;
 mod clip;
 mod collect;
 mod grad_scaler;
+mod hold_on_skip;
 mod monitor;
 mod outcome;
 mod record;
+mod statistics;
 mod widen;
 
 pub use amp_optimizer::{AmpOptimizer, AmpOptimizerConfig, GradientCheck};
@@ -16,6 +18,7 @@ pub use clip::{GradClipping, clip_grad_norm, clip_grad_value, grad_norm};
 pub use grad_scaler::{
     GradScaler, NothingRecorded, ScaledGradients, ScaledLoss, UnscaledGradients,
 };
+pub use hold_on_skip::{HoldOnSkip, HoldOnSkipRecord, HoldOnSkipRecordItem};
 pub use monitor::TrainingMonitor;
 pub use outcome::{NonFinite, NonFiniteGradient, StepCounters, StepOutcome};
 pub use record::{AmpOptimizerRecord, AmpOptimizerRecordItem};
