@@ -229,11 +229,19 @@ fn a_new_run_begins_with_a_scale_of_its_own() {
 
     // A record that was used is no reason to keep the scale.
     let record = Optimizer::<Mlp<Ours>, Ours>::to_record(&first);
-    let mut resumed = run(&[]).load_record(record);
+    let mut resumed = run(&[]).load_record(record.clone());
     device.set(&f16());
     let grads = GradientsParams::from_grads(model.loss(5).backward(), &model);
     let _model: Mlp<Ours> = resumed.step(1e-3, model.clone(), grads);
     assert_eq!(resumed.scale(), 512.0);
+    device.set(&f16());
+    assert_eq!(run(&[false]).scale(), 1024.0);
+
+    // Nor is one of a run that went on in f32.
+    device.set(&AmpConfig::f32());
+    let mut resumed = run(&[]).load_record(record);
+    let grads = GradientsParams::from_grads(model.loss(5).backward(), &model);
+    let _model: Mlp<Ours> = resumed.step(1e-3, model.clone(), grads);
     device.set(&f16());
     assert_eq!(run(&[false]).scale(), 1024.0);
 }

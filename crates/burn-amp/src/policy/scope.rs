@@ -457,7 +457,19 @@ pub(crate) fn begin_backward(key: DeviceKey) -> f32 {
     if AUTOMATIC_SCALING_OFF.get() > 0 {
         return 1.0;
     }
-    scaler(key).map_or(1.0, |scaler| scaler.begin_backward())
+    if let Some(scaler) = scaler(key) {
+        return scaler.begin_backward();
+    }
+    // A run without loss scaling has begun: a record that was loaded is not for the next one.
+    with_device(key, |state| {
+        if let Some(DeviceScaling::Off {
+            dormant: Some(scaler),
+        }) = state.map(|state| &state.scaling)
+        {
+            scaler.begin_backward();
+        }
+    });
+    1.0
 }
 
 /// Whether a half-precision tensor on the device is read as f32.
