@@ -22,7 +22,7 @@ fn dictated_windows<B: AutodiffBackend>(gradients: &[&[f32]], count: usize) -> V
     let plan = Plan::new(&folder, 1).accumulating(count);
     let model = Dictated::<B>::new(&[0.0]);
     let train = Epochs::dictated(gradients);
-    plan.fit(model, optim, 1.0, train, Epochs::all(vec![]));
+    plan.fit(model, optim, 1.0, train, Epochs::none());
     steps(&log)
 }
 
@@ -79,7 +79,7 @@ fn case_32_accumulation_across_changes_of_the_scale_is_the_sum_by_hand() {
     let model = Mlp::<Ours>::new(1);
     let plan = Plan::new(&folder, 1).accumulating(WINDOW);
     let train = Epochs::all(batches.clone());
-    plan.fit(model.clone(), optim, LR, train, Epochs::all(vec![]));
+    plan.fit(model.clone(), optim, LR, train, Epochs::none());
 
     let steps = steps(&log);
     let scales: Vec<f32> = steps.iter().map(Step::scale).collect();
@@ -181,7 +181,7 @@ fn case_34_one_bad_micro_batch_leaves_the_moments_bitwise() {
         let (optim, log) = adam();
         let plan = Plan::new(&folder, epochs.len()).accumulating(3);
         let train = Epochs::new(epochs);
-        plan.fit(model.clone(), optim, 0.1, train, Epochs::all(vec![]));
+        plan.fit(model.clone(), optim, 0.1, train, Epochs::none());
         let steps = steps(&log);
         let moments = (1..=steps.len())
             .map(|epoch| saved_adam::<Dictated<Ours>>(folder.path(), epoch)["V1"]["optim"].clone());
@@ -216,7 +216,7 @@ fn case_35_many_small_gradients_and_losses_add_up() {
         assert_eq!(model.run(one).output.dtype(), half);
         let train = Epochs::all(vec![Rows::dictated(&[1.0]); COUNT]);
         let plan = Plan::new(&folder, 1).accumulating(COUNT);
-        let (_, losses) = plan.fit(model, optim, 1.0, train, Epochs::all(vec![]));
+        let (_, losses) = plan.fit(model, optim, 1.0, train, Epochs::none());
         let steps = steps(&log);
         assert_eq!((steps.len(), steps[0].values()), (1, vec![-4999.0]));
         assert_eq!(losses.train, [1.0; COUNT]);
@@ -280,7 +280,7 @@ fn clipping_a_sum_is_not_summing_what_was_clipped() {
             let plan = Plan::new(&folder, 1).accumulating(2);
             let train = Epochs::dictated(&micro);
             let model = Dictated::<Ours>::new(&[0.0; 3]);
-            let none = Epochs::all(vec![]);
+            let none = Epochs::none();
             if each {
                 let optim = config.init(SgdConfig::new().init());
                 let model = Clipped { model, by_norm };

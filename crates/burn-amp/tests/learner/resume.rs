@@ -105,7 +105,7 @@ fn first_epoch(device: &Configured, plan: &Plan) {
     let (optim, _) = sgd::<Ours, Dictated<Ours>>();
     let train = Epochs::dictated(&[&[1.0], &[f32::NAN], &[1.0]]);
     let model = Dictated::<Ours>::new(&[0.0]);
-    plan.fit(model, optim, 1.0, train, Epochs::all(vec![]));
+    plan.fit(model, optim, 1.0, train, Epochs::none());
 }
 
 #[test]
@@ -125,7 +125,7 @@ fn case_38_a_record_can_be_loaded_before_the_configuration() {
     let second = crate::support::folder();
     let train = Epochs::dictated(&[&[1.0]]);
     let model = Dictated::<Ours>::new(&[-2.0]);
-    Plan::new(&second, 1).fit(model, optim, 1.0, train, Epochs::all(vec![]));
+    Plan::new(&second, 1).fit(model, optim, 1.0, train, Epochs::none());
     let step = &steps(&log)[0];
     let scaler = step.scaler.as_ref().unwrap();
     assert_eq!((scaler.scale(), scaler.growth_tracker()), (512.0, 2));
@@ -149,7 +149,7 @@ fn case_38_a_setting_that_changes_on_resume_resets_no_other() {
     let train = Epochs::dictated(&[&[1.0], &[1.0]]);
     let model = Dictated::<Ours>::new(&[0.0]);
     let plan = Plan::new(&folder, 2).from(1);
-    plan.fit(model, optim, 1.0, train, Epochs::all(vec![]));
+    plan.fit(model, optim, 1.0, train, Epochs::none());
     let steps = steps(&log);
     let scales: Vec<f32> = steps.iter().map(Step::scale).collect();
     assert_eq!(scales, [512.0, 1024.0]);
@@ -166,7 +166,7 @@ fn case_40_weights_that_are_replaced_stay_replaced() {
     let (optim, _) = sgd::<Ours, Product<Ours>>();
     let model = Product::<Ours>::new(0.0);
     let plan = Plan::new(&folder, 1);
-    let (trained, _) = plan.fit(model, optim, 0.1, rows(1.0), Epochs::all(vec![]));
+    let (trained, _) = plan.fit(model, optim, 0.1, rows(1.0), Epochs::none());
     assert_eq!(trained.value(), -0.2);
 
     // Another program puts weights of its own into the checkpoint.
@@ -176,7 +176,7 @@ fn case_40_weights_that_are_replaced_stay_replaced() {
     let (optim, log) = sgd::<Ours, Product<Ours>>();
     let model = Product::<Ours>::new(0.0);
     let plan = Plan::new(&folder, 2).from(1);
-    let (trained, _) = plan.fit(model, optim, 0.1, rows(0.0), Epochs::all(vec![]));
+    let (trained, _) = plan.fit(model, optim, 0.1, rows(0.0), Epochs::none());
     assert_eq!(trained.value(), 5.0);
     assert!(steps(&log).iter().all(|step| !step.is_skipped()));
 }
@@ -189,7 +189,7 @@ fn plain_run(plan: &Plan) -> Vec<Vec<u32>> {
     let (optim, _) = Recorded::new(AdamConfig::new().init());
     let train = Epochs::new(batches());
     let model = Mlp::<Plain>::new(3);
-    let (model, _) = plan.fit::<Plain, _, _, _>(model, optim, 0.01, train, Epochs::all(vec![]));
+    let (model, _) = plan.fit::<Plain, _, _, _>(model, optim, 0.01, train, Epochs::none());
     parameter_bits(&model)
 }
 
@@ -225,7 +225,7 @@ fn case_41_a_checkpoint_of_a_plain_optimizer_goes_on_in_mixed_precision() {
         let (optim, log) = adam();
         let train = Epochs::from_epoch(batches(), 3);
         let plan = Plan::new(&folder, 3).from(2);
-        let (model, _) = plan.fit(Mlp::<Ours>::new(4), optim, 0.01, train, Epochs::all(vec![]));
+        let (model, _) = plan.fit(Mlp::<Ours>::new(4), optim, 0.01, train, Epochs::none());
         let steps = steps(&log);
         assert_eq!((steps.len(), steps[0].scale()), (STEPS, scale));
         assert!(steps.iter().all(|step| !step.is_skipped()));
@@ -253,7 +253,7 @@ fn case_41_a_plain_run_goes_on_from_a_checkpoint_of_ours() {
     let (optim, _) = adam();
     let train = Epochs::new(batches());
     let plan = Plan::new(&folder, 2);
-    let (trained, _) = plan.fit(Mlp::<Ours>::new(3), optim, 0.01, train, Epochs::all(vec![]));
+    let (trained, _) = plan.fit(Mlp::<Ours>::new(3), optim, 0.01, train, Epochs::none());
 
     device.init(&AmpConfig::f32());
     let path = folder.path().join("checkpoint/optim-2");
@@ -265,7 +265,7 @@ fn case_41_a_plain_run_goes_on_from_a_checkpoint_of_ours() {
     let train = Epochs::from_epoch(batches(), 3);
     let plan = Plan::new(&folder, 3).from(2);
     let model = Mlp::<Plain>::new(4);
-    plan.fit::<Plain, _, _, _>(model, optim, 0.0, train, Epochs::all(vec![]));
+    plan.fit::<Plain, _, _, _>(model, optim, 0.0, train, Epochs::none());
     let steps = steps(&log);
     assert_eq!(steps.len(), STEPS);
     // At a rate of zero it is where ours was.

@@ -51,7 +51,7 @@ fn case_43_a_verdict_over_the_batches_of_all_workers() {
             &[f32::NAN],
         ]);
         let model = Dictated::<Ours>::new(&[0.0]);
-        Plan::new(&folder, 2).fit_with(model, optim, 1.0, train, Epochs::all(vec![]), |training| {
+        Plan::new(&folder, 2).fit_with(model, optim, 1.0, train, Epochs::none(), |training| {
             let devices = vec![FlexDevice; 2];
             let execution = ExecutionStrategy::multi(devices, optimization);
             training.with_training_strategy(TrainingStrategy::Default(execution))

@@ -175,6 +175,11 @@ impl Epochs {
         Self::new([batches])
     }
 
+    /// No batches, for a training without validation.
+    pub fn none() -> Self {
+        Self::all(Vec::new())
+    }
+
     /// One dictated gradient a batch.
     pub fn dictated(gradients: &[&[f32]]) -> Self {
         Self::all(gradients.iter().map(|x| Rows::dictated(x)).collect())
@@ -637,8 +642,6 @@ impl<'a> Plan<'a> {
     }
 
     /// Trains, and returns the model for inference and the losses.
-    ///
-    /// Epochs without a validation are those whose `valid` is empty.
     pub fn fit<B, M, O, S>(
         &self,
         model: M,

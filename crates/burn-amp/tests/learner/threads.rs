@@ -1,17 +1,21 @@
 //! Theme 9: threads, recomputation and scopes.
 
+use std::fmt::Display;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use burn::backend::Flex;
 use burn::backend::autodiff::checkpoint::strategy::BalancedCheckpointing;
-use burn::module::Module;
+use burn::module::{AutodiffModule, Module};
+use burn::nn::{Gelu, Linear, LinearConfig};
+use burn::tensor::activation::relu;
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{DType, Tensor};
-use burn::train::RegressionOutput;
+use burn::train::{InferenceStep, RegressionOutput, TrainStep};
 use burn_amp::loss_scale::LossScaleConfig;
 use burn_amp::{Amp, AmpConfig, autocast, full_precision};
 
+use crate::common::randomize;
 use crate::support::{
     Batch, Configured, Epochs, FEATURES, Losses, Mlp, Ours, Plan, Product, Rows, Step, f16_from,
     folder, learns, output, sgd, steps,
@@ -30,12 +34,20 @@ fn f16_fixed() -> AmpConfig {
     AmpConfig::f16().with_loss_scale(LossScaleConfig::fixed(1024.0))
 }
 
-fn train<B: AutodiffBackend>(model: Mlp<B>) -> (Vec<Vec<Vec<u32>>>, Losses) {
+/// The parameters after each step, and the losses.
+fn train<B, M>(model: M) -> (Vec<Vec<Vec<u32>>>, Losses)
+where
+    B: AutodiffBackend,
+    M: TrainStep<Input = Batch<B>, Output = RegressionOutput<B>> + AutodiffModule<B> + Display,
+    M: 'static,
+    M::InnerModule:
+        InferenceStep<Input = Batch<B::InnerBackend>, Output = RegressionOutput<B::InnerBackend>>,
+{
     let folder = folder();
-    let (optim, log) = sgd::<B, Mlp<B>>();
+    let (optim, log) = sgd::<B, M>();
     let valid = Epochs::all(vec![Rows::regression(6, FEATURES, 99)]);
     let plan = Plan::new(&folder, 2);
-    let (_, losses) = plan.fit::<B, _, _, _>(model, optim, 0.01, regressions(), valid);
+    let (_, losses) = plan.fit(model, optim, 0.01, regressions(), valid);
     let params = steps(&log).into_iter().map(|step| step.params);
     (params.collect(), losses)
 }
@@ -73,17 +85,47 @@ fn case_50_what_is_configured_for_a_device_holds_for_learners_on_every_thread() 
     }
 }
 
+/// Activations that checkpointing computes again: GELU, a product, tanh, an f32 operand.
+#[derive(Module, Debug)]
+struct Deep<B: Backend> {
+    up: Linear<B>,
+    down: Linear<B>,
+    activation: Gelu,
+}
+
+impl<B: Backend> Deep<B> {
+    fn new(seed: u64) -> Self {
+        let device = B::Device::default();
+        let model = Self {
+            up: LinearConfig::new(FEATURES, 16).init(&device),
+            down: LinearConfig::new(16, 1).init(&device),
+            activation: Gelu::new(),
+        };
+        randomize(model, seed)
+    }
+
+    fn run(&self, batch: Batch<B>) -> RegressionOutput<B> {
+        let hidden = self.activation.forward(self.up.forward(batch.x.clone()));
+        let hidden = hidden.clone() * hidden.mul_scalar(0.7).tanh();
+        let scale = full_precision(|| batch.x.clone().mean_dim(1).exp());
+        let y = self.down.forward(relu(hidden) * scale);
+        let loss = (y.clone().exp() - batch.y.clone()).powi_scalar(2).mean();
+        output(loss, y, batch)
+    }
+}
+learns!(Deep);
+
 #[test]
 fn case_52_recomputation_runs_in_the_precision_of_the_forward_pass() {
     type Checkpointed = burn_amp::Autodiff<Amp<Flex>, BalancedCheckpointing>;
 
     let device = Configured::take();
-    let single = train(Mlp::<Ours>::new(52));
+    let single = train(Deep::<Ours>::new(52));
     for config in [f16_from(1024.0), AmpConfig::bf16()] {
         device.init(&config);
-        let kept = train(Mlp::<Ours>::new(52));
+        let kept = train(Deep::<Ours>::new(52));
         device.init(&config);
-        assert!(train(Mlp::<Checkpointed>::new(52)) == kept);
+        assert!(train(Deep::<Checkpointed>::new(52)) == kept);
         assert!(kept != single);
     }
 }
@@ -179,7 +221,7 @@ fn case_53_a_nested_region_keeps_f32_and_the_outer_state_returns() {
         let rows =
             [1.0, 1.0, f32::INFINITY, 1.0].map(|weight| Rows::dictated(&[1.0]).weighted(weight));
         let train = Epochs::all(rows.into());
-        Plan::new(&folder, 1).fit(model, optim, 1.0, train, Epochs::all(vec![]));
+        Plan::new(&folder, 1).fit(model, optim, 1.0, train, Epochs::none());
         let steps = steps(&log);
         let values: Vec<f32> = steps.iter().flat_map(Step::values).collect();
         let step = -2f32.powi(-12);
