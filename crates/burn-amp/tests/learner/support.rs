@@ -1,5 +1,6 @@
 //! The device, a loader, models, and a `Learner` whose steps are recorded.
 
+use std::marker::PhantomData;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -195,18 +196,20 @@ impl Clone for Epochs {
     }
 }
 
-struct Batches<'a> {
+struct Batches<'a, B> {
     rows: &'a [Rows],
     done: usize,
+    backend: PhantomData<B>,
 }
 
 impl<B: Backend> DataLoader<B, Batch<B>> for Epochs {
     fn iter<'a>(&'a self) -> Box<dyn DataLoaderIterator<Batch<B>> + 'a> {
         let epoch = self.next.fetch_add(1, Ordering::Relaxed);
         let rows = &self.epochs[epoch.min(self.epochs.len() - 1)];
-        Box::new(BatchesOf {
-            batches: Batches { rows, done: 0 },
-            backend: std::marker::PhantomData::<B>,
+        Box::new(Batches {
+            rows,
+            done: 0,
+            backend: PhantomData::<B>,
         })
     }
 
@@ -227,24 +230,19 @@ impl<B: Backend> DataLoader<B, Batch<B>> for Epochs {
     }
 }
 
-struct BatchesOf<'a, B> {
-    batches: Batches<'a>,
-    backend: std::marker::PhantomData<B>,
-}
-
-impl<B: Backend> Iterator for BatchesOf<'_, B> {
+impl<B: Backend> Iterator for Batches<'_, B> {
     type Item = Batch<B>;
 
     fn next(&mut self) -> Option<Batch<B>> {
-        let rows = self.batches.rows.get(self.batches.done)?;
-        self.batches.done += 1;
+        let rows = self.rows.get(self.done)?;
+        self.done += 1;
         Some(Batch::new(rows))
     }
 }
 
-impl<B: Backend> DataLoaderIterator<Batch<B>> for BatchesOf<'_, B> {
+impl<B: Backend> DataLoaderIterator<Batch<B>> for Batches<'_, B> {
     fn progress(&self) -> Progress {
-        Progress::new(self.batches.done, self.batches.rows.len())
+        Progress::new(self.done, self.rows.len())
     }
 }
 
