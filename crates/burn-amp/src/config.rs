@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use crate::AmpError;
 use crate::device::AmpDevice;
 use crate::loss_scale::{DynamicLossScaleConfig, LossScaleConfig};
-use crate::policy::{self, DeviceKey, Op, OpClass, Policy, Precision, Readback};
+use crate::policy::{self, DeviceKey, Install, Op, OpClass, Policy, Precision, Readback};
 
 /// Configures mixed precision: the compute type, exceptions for single ops, loss scaling.
 ///
@@ -126,13 +126,42 @@ impl AmpConfig {
     /// Installs the configuration for a device, for every thread, and returns the precision that it
     /// comes to there.
     ///
-    /// It may be called again at any time between steps: precision can be switched, and the loss
-    /// scale goes on from where it was.
+    /// Call it before a run: the loss scale starts at its initial value, whatever an earlier run in the
+    /// same process left. A scale that an optimizer's record has just brought is kept, so the record may
+    /// be loaded before or after. In the middle of a run use [`switch`](AmpConfig::switch).
     ///
     /// # Errors
     ///
     /// The device lacks the type, an op name is unknown, a setting is out of range.
     pub fn init<D: AmpDevice>(&self, device: &D) -> Result<Precision, AmpError> {
+        self.install(device, Install::Begin)
+    }
+
+    /// As [`init`](AmpConfig::init), in the middle of a run, between steps: the loss scale goes on from
+    /// where it was as far as the new settings allow, also after a time without loss scaling.
+    ///
+    /// # Errors
+    ///
+    /// As [`init`](AmpConfig::init).
+    ///
+    /// # Example
+    ///
+    /// ```standalone_crate
+    /// use burn_amp::AmpConfig;
+    ///
+    /// # fn main() -> Result<(), burn_amp::AmpError> {
+    /// let device = burn::backend::flex::FlexDevice;
+    /// AmpConfig::f32().init(&device)?;
+    /// // the first steps, then
+    /// AmpConfig::f16().switch(&device)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn switch<D: AmpDevice>(&self, device: &D) -> Result<Precision, AmpError> {
+        self.install(device, Install::Switch)
+    }
+
+    fn install<D: AmpDevice>(&self, device: &D, how: Install) -> Result<Precision, AmpError> {
         let mut policy = self.policy()?;
         policy.precision = self.resolve(device)?;
         let loss_scale = self.loss_scale_for(policy.precision);
@@ -141,7 +170,7 @@ impl AmpConfig {
             log::warn!("f16 without loss scaling: gradients below 6e-8 become zero");
         }
         let precision = policy.precision;
-        policy::install(DeviceKey::of(device), policy, loss_scale)?;
+        policy::install(DeviceKey::of(device), policy, loss_scale, how)?;
         Ok(precision)
     }
 

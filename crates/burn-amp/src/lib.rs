@@ -85,10 +85,11 @@ pub use device::AmpDevice;
 pub use ema::{Ema, EmaAverageItem, EmaConfig, EmaError, EmaRecord, EmaRecordItem};
 pub use error::AmpError;
 pub use optim::{
-    AmpOptimizer, AmpOptimizerConfig, AmpOptimizerRecord, AmpOptimizerRecordItem, GradClipping,
-    GradScaler, GradientCheck, HoldOnSkip, HoldOnSkipRecord, HoldOnSkipRecordItem, NonFinite,
-    NonFiniteGradient, NothingRecorded, ScaledGradients, ScaledLoss, StepCounters, StepOutcome,
-    TrainingMonitor, UnscaledGradients, clip_grad_norm, clip_grad_value, grad_norm,
+    AmpGradientsAccumulator, AmpOptimizer, AmpOptimizerConfig, AmpOptimizerRecord,
+    AmpOptimizerRecordItem, BadMicroBatch, GradClipping, GradScaler, GradientCheck, HoldOnSkip,
+    HoldOnSkipRecord, HoldOnSkipRecordItem, NonFinite, NonFiniteGradient, NothingRecorded,
+    ScaledGradients, ScaledLoss, StepCounters, StepOutcome, TrainingMonitor, UnscaledGradients,
+    clip_grad_norm, clip_grad_value, grad_norm,
 };
 pub use policy::{
     Half, Op, OpClass, Precision, Readback, ScopeGuard, UnknownOp, UnknownPrecision,

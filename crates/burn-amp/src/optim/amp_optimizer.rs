@@ -1,7 +1,7 @@
 use burn::module::AutodiffModule;
 use burn::optim::{GradientsParams, LearningRate, MultiGradientsParams, Optimizer};
 use burn::tensor::Tensor;
-use burn::tensor::backend::{AutodiffBackend, Backend};
+use burn::tensor::backend::{AutodiffBackend, Backend, DeviceOps};
 use burn::tensor::ops::Device;
 use serde::{Deserialize, Serialize};
 
@@ -313,6 +313,19 @@ where
     }
 }
 
+/// The scalers of the devices that a module is on, each once.
+pub(super) fn scalers_of<D: DeviceOps>(devices: &[D]) -> Vec<SharedScaler> {
+    let mut scalers: Vec<SharedScaler> = Vec::new();
+    for device in devices {
+        if let Some(scaler) = policy::scaler(DeviceKey::of(device))
+            && !scalers.iter().any(|known| known.is_same(&scaler))
+        {
+            scalers.push(scaler);
+        }
+    }
+    scalers
+}
+
 impl<O> AmpOptimizer<O> {
     /// Makes the step's one decision: whether the gradients are to be applied.
     fn decide<B, M>(&mut self, module: &M, grads: &[&GradientsParams]) -> Decision
@@ -390,16 +403,8 @@ impl<O> AmpOptimizer<O> {
         }
     }
 
-    /// The scalers of the devices that the module is on, each once.
     fn find_scalers<B: AutodiffBackend>(&mut self, devices: &[Device<B>]) -> Vec<SharedScaler> {
-        let mut scalers: Vec<SharedScaler> = Vec::new();
-        for device in devices {
-            if let Some(scaler) = policy::scaler(DeviceKey::of(device))
-                && !scalers.iter().any(|known| known.is_same(&scaler))
-            {
-                scalers.push(scaler);
-            }
-        }
+        let scalers = scalers_of(devices);
         self.device = devices.first().map(DeviceKey::of);
         self.scaler = scalers.first().cloned();
 

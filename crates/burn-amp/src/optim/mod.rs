@@ -1,6 +1,7 @@
 //! The optimizer's side: the check before a step, the wrapper around any Burn optimizer, and the
 //! scaler for loops that are written by hand.
 
+mod accumulator;
 mod amp_optimizer;
 mod check;
 mod clip;
@@ -13,6 +14,7 @@ mod record;
 mod statistics;
 mod widen;
 
+pub use accumulator::{AmpGradientsAccumulator, BadMicroBatch};
 pub use amp_optimizer::{AmpOptimizer, AmpOptimizerConfig, GradientCheck};
 pub use clip::{GradClipping, clip_grad_norm, clip_grad_value, grad_norm};
 pub use grad_scaler::{

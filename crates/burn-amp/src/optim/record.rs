@@ -29,6 +29,9 @@ pub struct AmpOptimizerRecord<R> {
 
 impl<R> From<R> for AmpOptimizerRecord<R> {
     /// Takes over the record of a plain optimizer. The loss scale stays what it is.
+    ///
+    /// Burn's `Learner` reads the optimizer's file of a checkpoint as the record of its own optimizer. To
+    /// go on from a plain one, load its record, convert it, and record it in place of the file.
     fn from(optim: R) -> Self {
         Self {
             optim,

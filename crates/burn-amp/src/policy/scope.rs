@@ -359,16 +359,27 @@ fn update_device<E>(
     Ok(())
 }
 
-/// Installs a policy and loss-scale settings for a device. An existing scaler keeps its scale and
-/// counters as far as the new settings allow, so that precision can be toggled between steps.
+/// What becomes of a device's scaler when another configuration is installed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Install {
+    /// A run begins: so does its scaler, unless a record was loaded for it.
+    Begin,
+    /// A run goes on: scale and counters are kept as far as the new settings allow.
+    Switch,
+}
+
+/// Installs a policy and loss-scale settings for a device.
 pub(crate) fn install(
     key: DeviceKey,
     policy: Policy,
     loss_scale: LossScaleConfig,
+    how: Install,
 ) -> Result<(), LossScaleConfigError> {
     loss_scale.validate()?;
     update_device(key, |state| {
-        let existing = state.and_then(|state| state.scaling.existing().cloned());
+        let existing = state
+            .and_then(|state| state.scaling.existing().cloned())
+            .filter(|scaler| how == Install::Switch || scaler.is_record());
         let scaling = match (loss_scale, existing) {
             (LossScaleConfig::None, dormant) => DeviceScaling::Off { dormant },
             (loss_scale, Some(scaler)) => {
@@ -388,7 +399,7 @@ fn arm_device_scaler(key: DeviceKey, loss_scale: &LossScaleConfig) {
     if matches!(loss_scale, LossScaleConfig::None) || with_device(key, |state| state.is_some()) {
         return;
     }
-    install(key, Policy::off(), loss_scale.clone())
+    install(key, Policy::off(), loss_scale.clone(), Install::Begin)
         .expect("the settings of a scope are checked when it is entered");
 }
 
@@ -404,7 +415,7 @@ pub(crate) fn restore_scaler(
         scaler.load(record)?;
         return Ok(scaler);
     }
-    let scaler = SharedScaler::new(LossScaler::from_record(record)?);
+    let scaler = SharedScaler::restored(LossScaler::from_record(record)?);
     update_device::<LossScaleError>(key, |state| {
         Ok(DeviceState {
             policy: state.map_or_else(Policy::off, |state| state.policy.clone()),
@@ -446,7 +457,19 @@ pub(crate) fn begin_backward(key: DeviceKey) -> f32 {
     if AUTOMATIC_SCALING_OFF.get() > 0 {
         return 1.0;
     }
-    scaler(key).map_or(1.0, |scaler| scaler.begin_backward())
+    if let Some(scaler) = scaler(key) {
+        return scaler.begin_backward();
+    }
+    // A run without loss scaling has begun: a record that was loaded is not for the next one.
+    with_device(key, |state| {
+        if let Some(DeviceScaling::Off {
+            dormant: Some(scaler),
+        }) = state.map(|state| &state.scaling)
+        {
+            scaler.begin_backward();
+        }
+    });
+    1.0
 }
 
 /// Whether a half-precision tensor on the device is read as f32.
