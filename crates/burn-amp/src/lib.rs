@@ -53,6 +53,8 @@ mod backend;
 mod config;
 mod counters;
 mod device;
+#[cfg(feature = "ddp")]
+mod distributed;
 mod error;
 pub mod loss_scale;
 pub mod memory;
@@ -80,6 +82,6 @@ pub use optim::{
     clip_grad_value, grad_norm,
 };
 pub use policy::{
-    Half, Op, OpClass, Precision, Readback, ScopeGuard, UnknownOp, UnknownPrecision,
+    Half, Op, OpClass, Precision, Readback, Reduction, ScopeGuard, UnknownOp, UnknownPrecision,
     enter_full_precision, full_precision,
 };

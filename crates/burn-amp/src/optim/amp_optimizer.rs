@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::check::Check;
 use super::clip::{GradClipping, clip};
+use super::reduce::{device_of, is_replica, reduce};
 use super::widen::{has_half, in_f32};
 use super::{AmpOptimizerRecord, StepCounters, StepOutcome, TrainingMonitor};
 use crate::full_precision;
@@ -215,7 +216,8 @@ where
     type Record = AmpOptimizerRecord<O::Record>;
 
     fn step(&mut self, lr: LearningRate, module: M, mut grads: GradientsParams) -> M {
-        let Decision::Apply { scope } = self.decide(&module, &[&grads]) else {
+        let devices = module.devices();
+        let Decision::Apply { scope } = self.decide(&module, &devices, &[&grads]) else {
             self.publish(None::<Tensor<B::InnerBackend, 1>>);
             return module;
         };
@@ -230,9 +232,18 @@ where
         }
     }
 
+    /// Steps on the gradients of several devices, as one: they are summed in f32 before the decision,
+    /// the clipping and the norm. [`AmpConfig::with_reduction`](crate::AmpConfig::with_reduction) sets
+    /// the type in which they are sent.
     fn step_multi(&mut self, lr: LearningRate, module: M, mut grads: MultiGradientsParams) -> M {
+        let mut devices = module.devices();
+        let home = devices.first().cloned().unwrap_or_default();
+        let reduction = policy::reduction(DeviceKey::of(&home));
+        full_precision(|| reduce::<B, M>(&mut grads, &module, reduction));
+
+        devices.extend(grads.grads.iter().map(|(_, id)| device_of::<B>(*id)));
         let parts: Vec<_> = grads.grads.iter().map(|(grads, _)| grads).collect();
-        let Decision::Apply { scope } = self.decide(&module, &parts) else {
+        let Decision::Apply { scope } = self.decide(&module, &devices, &parts) else {
             self.publish(None::<Tensor<B::InnerBackend, 1>>);
             return module;
         };
@@ -280,13 +291,17 @@ where
 
 impl<O> AmpOptimizer<O> {
     /// Makes the step's one decision: whether the gradients are to be applied.
-    fn decide<B, M>(&mut self, module: &M, grads: &[&GradientsParams]) -> Decision
+    fn decide<B, M>(
+        &mut self,
+        module: &M,
+        devices: &[Device<B>],
+        grads: &[&GradientsParams],
+    ) -> Decision
     where
         B: AutodiffBackend,
         M: AutodiffModule<B>,
     {
-        let devices = module.devices();
-        let scalers = self.find_scalers::<B>(&devices);
+        let scalers = self.find_scalers::<B, M>(module, devices);
         let check = match self.config.gradient_check {
             GradientCheck::Auto => !scalers.is_empty(),
             GradientCheck::Always => true,
@@ -352,13 +367,21 @@ impl<O> AmpOptimizer<O> {
         }
     }
 
-    /// The scalers of the devices that the module is on, each once.
-    fn find_scalers<B: AutodiffBackend>(&mut self, devices: &[Device<B>]) -> Vec<SharedScaler> {
+    /// The scalers of the devices and of those configured together with them, each once. Of a replica
+    /// that is trained with others, only its own: theirs report the same.
+    fn find_scalers<B, M>(&mut self, module: &M, devices: &[Device<B>]) -> Vec<SharedScaler>
+    where
+        B: AutodiffBackend,
+        M: AutodiffModule<B>,
+    {
+        let mut keys: Vec<_> = devices.iter().map(DeviceKey::of).collect();
+        let groups: Vec<_> = keys.iter().copied().flat_map(policy::group_of).collect();
+        if groups.len() > keys.len() && !is_replica::<B, M>(module) {
+            keys = groups;
+        }
         let mut scalers: Vec<SharedScaler> = Vec::new();
-        for device in devices {
-            if let Some(scaler) = policy::scaler(DeviceKey::of(device))
-                && !scalers.iter().any(|known| known.is_same(&scaler))
-            {
+        for scaler in keys.into_iter().filter_map(policy::scaler) {
+            if !scalers.iter().any(|known| known.is_same(&scaler)) {
                 scalers.push(scaler);
             }
         }

@@ -9,6 +9,7 @@ mod grad_scaler;
 mod monitor;
 mod outcome;
 mod record;
+mod reduce;
 mod widen;
 
 pub use amp_optimizer::{AmpOptimizer, AmpOptimizerConfig, GradientCheck};
