@@ -92,7 +92,7 @@ impl AmpOptimizerConfig {
             config: self.clone(),
             id: OptimizerId::new(),
             scaler: None,
-            device: None,
+            devices: Vec::new(),
             counters: StepCounters::default(),
             outcome: None,
             update: None,
@@ -130,9 +130,9 @@ pub struct AmpOptimizer<O> {
     optim: O,
     config: AmpOptimizerConfig,
     id: OptimizerId,
-    /// The scaler of the last step or record, and the device it was found for.
+    /// The scaler of the last step or record, and the devices it took place on: it is that of the first.
     scaler: Option<SharedScaler>,
-    device: Option<DeviceKey>,
+    devices: Vec<DeviceKey>,
     counters: StepCounters,
     outcome: Option<StepOutcome>,
     update: Option<ScaleUpdate>,
@@ -147,7 +147,7 @@ impl<O: Clone> Clone for AmpOptimizer<O> {
             config: self.config.clone(),
             id: OptimizerId::new(),
             scaler: self.scaler.clone(),
-            device: self.device,
+            devices: self.devices.clone(),
             counters: self.counters,
             outcome: self.outcome.clone(),
             update: self.update,
@@ -266,7 +266,7 @@ where
             optim: self.optim.to_record(),
             scaler: self.loss_scaler().map(|scaler| scaler.to_record()),
             counters: self.counters,
-            device: self.device,
+            device: self.devices.first().copied(),
         }
     }
 
@@ -279,8 +279,10 @@ where
     fn load_record(mut self, record: Self::Record) -> Self {
         self.optim = self.optim.load_record(record.optim);
         self.counters = record.counters;
-        self.device = record.device.or(self.device);
-        if let (Some(scaler), Some(device)) = (record.scaler, self.device) {
+        if let Some(device) = record.device {
+            self.devices = vec![device];
+        }
+        if let (Some(scaler), Some(device)) = (record.scaler, self.devices.first().copied()) {
             let restored = policy::restore_scaler(device, scaler)
                 .unwrap_or_else(|error| panic!("the optimizer's record is not usable: {error}"));
             self.scaler = Some(restored);
@@ -360,10 +362,9 @@ impl<O> AmpOptimizer<O> {
     }
 
     fn publish<B: Backend>(&self, norm: Option<Tensor<B, 1>>) {
-        if let Some(device) = self.device {
-            TrainingMonitor::new(self.counters, self.scaler.clone())
-                .with_norm(norm)
-                .publish(device);
+        let monitor = TrainingMonitor::new(self.counters, self.scaler.clone()).with_norm(norm);
+        for device in &self.devices {
+            monitor.clone().publish(*device);
         }
     }
 
@@ -380,12 +381,12 @@ impl<O> AmpOptimizer<O> {
             keys = groups;
         }
         let mut scalers: Vec<SharedScaler> = Vec::new();
-        for scaler in keys.into_iter().filter_map(policy::scaler) {
+        for scaler in keys.iter().copied().filter_map(policy::scaler) {
             if !scalers.iter().any(|known| known.is_same(&scaler)) {
                 scalers.push(scaler);
             }
         }
-        self.device = devices.first().map(DeviceKey::of);
+        self.devices = keys;
         self.scaler = scalers.first().cloned();
 
         if let Some(device) = devices.first()

@@ -5,7 +5,6 @@ use std::sync::{Arc, OnceLock};
 
 use burn::backend::Flex;
 use burn::backend::flex::FlexDevice;
-use burn::prelude::DeviceOps as _;
 use burn::tensor::backend::{
     Backend, BackendTypes, DTypeUsageSet, Device, DeviceId, DeviceOps, ExecutionError,
 };
