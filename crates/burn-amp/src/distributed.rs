@@ -5,6 +5,9 @@
 //! needed here is that all workers have the same scale, from [`start`](DistributedBackend) on; that they
 //! go on with the same one follows from reduced gradients that are the same everywhere.
 //!
+//! Burn forgets in a backward pass which parameters are reduced, and is told again when the optimizer makes
+//! new ones. Where none does, after a skipped step or between accumulated passes, we tell it.
+//!
 //! In a half type, gradients are reduced by us, when the backward pass is over. Burn's server for the
 //! inner backend is not started then, which makes autodiff's own reductions do nothing; one for our
 //! backend is.
@@ -133,17 +136,28 @@ fn key_of<B: AutodiffBackend>(tensor: &FloatTensor<B>) -> (TypeId, DeviceKey) {
     (TypeId::of::<B>(), device)
 }
 
-/// Remembers a parameter, where its gradients will be reduced by us.
+/// Remembers a parameter whose gradients are reduced.
 pub(crate) fn mark<B: AutodiffBackend>(id: DistributedParamId, param: &FloatTensor<B>) {
-    if half(&B::float_device(param)).is_none() {
-        return;
-    }
     marked()
         .entry(key_of::<B>(param))
         .or_insert_with(|| Box::new(Params::<B>::new()))
         .downcast_mut::<Params<B>>()
         .expect("the key has the backend's type")
         .insert(id, param.clone());
+}
+
+fn params_on<B: AutodiffBackend>(device: &Device<B>) -> Params<B> {
+    marked()
+        .get(&(TypeId::of::<B>(), DeviceKey::of(device)))
+        .and_then(|params| params.downcast_ref().cloned())
+        .unwrap_or_default()
+}
+
+/// After a backward pass: tells Burn again which parameters are reduced, for the next.
+pub(crate) fn remind<B: AutodiffBackend>(device: &Device<B>) {
+    for (id, param) in params_on::<B>(device) {
+        B::set_distributed_params(param, id);
+    }
 }
 
 /// Takes the gradients of the parameters that are trained together out of a container, reduces them in
@@ -164,11 +178,7 @@ where
     let (Some(reduce), Some(half)) = (reduce, half(device)) else {
         return HashMap::new();
     };
-    let params: Params<B> = marked()
-        .get(&(TypeId::of::<B>(), DeviceKey::of(device)))
-        .and_then(|params| params.downcast_ref().cloned())
-        .unwrap_or_default();
-    let mut found: Vec<_> = params
+    let mut found: Vec<_> = params_on::<B>(device)
         .into_iter()
         .filter_map(|(id, param)| {
             let grad = B::grad_remove(&param, grads)?;

@@ -94,7 +94,10 @@ where
         let device = B::float_device(&loss);
         let grads = AmpGradients::new(B::backward(loss), scale);
         #[cfg(feature = "ddp")]
-        let grads = grads.reduced(&device);
+        let grads = {
+            distributed::remind::<B>(&device);
+            grads.reduced(&device)
+        };
         grads
     }
 

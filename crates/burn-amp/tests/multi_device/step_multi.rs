@@ -1,6 +1,6 @@
 //! One step on the gradients of two devices.
 
-use burn::module::{Module, Param};
+use burn::module::{Module, Param, ParamId};
 use burn::optim::{AdamConfig, GradientsParams, MultiGradientsParams, Optimizer, SgdConfig};
 use burn::prelude::DeviceOps as _;
 use burn::tensor::Tensor;
@@ -24,12 +24,13 @@ struct Vectors<B: Backend> {
 const WIDTH: usize = 3;
 
 impl<B: Backend> Vectors<B> {
-    /// Three of them, so that each device is home to at least one.
+    /// Three of them, of which Burn gives each device of two at least one: by the parity of the id.
     fn new(device: &B::Device) -> Self {
-        let vector = |value: f32| Param::from_tensor(Tensor::full([WIDTH], value, device));
-        Self {
-            w: [1.0, -2.0, 3.0].map(vector).into(),
-        }
+        let w = [(2, 1.0f32), (3, -2.0), (4, 3.0)].map(|(id, value)| {
+            let tensor = Tensor::full([WIDTH], value, device).require_grad();
+            Param::initialized(ParamId::from(id), tensor)
+        });
+        Self { w: w.into() }
     }
 }
 
