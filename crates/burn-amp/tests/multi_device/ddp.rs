@@ -187,7 +187,7 @@ fn should_accumulate_before_a_step() {
 #[test]
 fn should_begin_with_the_scale_of_the_first_device() {
     let _turn = take_turn();
-    let devices = [Worker(70), Worker(71)];
+    let devices = [Worker(76), Worker(77)];
     for device in &devices {
         AmpConfig::f16().init(device).unwrap();
     }
