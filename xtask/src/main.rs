@@ -46,12 +46,14 @@ const FEATURES: &[&str] = &[
     "flex",
     "ndarray",
     "train",
+    "ddp",
     "fusion",
     "cuda",
     "vulkan",
     "cuda,fusion,autotune",
     "vulkan,fusion",
     "flex,ndarray,cuda,vulkan,fusion,autotune,train",
+    "cuda,fusion,train,ddp",
 ];
 
 fn main() -> Result<()> {
@@ -101,6 +103,12 @@ fn lint(shell: &Shell) -> Result<()> {
 fn test(shell: &Shell) -> Result<()> {
     cmd!(shell, "cargo test --workspace").run()?;
     cmd!(shell, "cargo test --workspace --release").run()?;
+    // By itself: with it, Burn does not train on Flex, as all other tests do.
+    cmd!(
+        shell,
+        "cargo test --package burn-amp --features train,ddp --test multi_device"
+    )
+    .run()?;
     Ok(())
 }
 

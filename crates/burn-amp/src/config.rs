@@ -1,12 +1,15 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use burn::tensor::DType;
 use serde::{Deserialize, Serialize};
 
 use crate::AmpError;
 use crate::device::AmpDevice;
 use crate::loss_scale::{DynamicLossScaleConfig, LossScaleConfig};
-use crate::policy::{self, DeviceKey, Install, Op, OpClass, Policy, Precision, Readback};
+use crate::policy::{
+    self, DeviceKey, Install, Op, OpClass, Policy, Precision, Readback, Reduction,
+};
 
 /// Configures mixed precision: the compute type, exceptions for single ops, loss scaling.
 ///
@@ -37,6 +40,7 @@ pub struct AmpConfig {
     loss_scale: Option<LossScaleConfig>,
     readback: Readback,
     fallback: bool,
+    reduction: Reduction,
 }
 
 impl AmpConfig {
@@ -109,6 +113,18 @@ impl AmpConfig {
         self
     }
 
+    /// Sets the type in which gradients go from device to device to be summed or averaged (default:
+    /// f32): between the workers of `ddp`, and where an [`AmpOptimizer`](crate::AmpOptimizer) is handed
+    /// gradients of several devices. Half types halve the bytes; values are rounded once to send them.
+    ///
+    /// The workers of `ddp` send gradients that are still multiplied by the loss scale, so that small
+    /// ones survive in f16, after their backward pass instead of during it. Burn's own order of the
+    /// decorators sends them in the type they have.
+    pub fn with_reduction(mut self, reduction: Reduction) -> Self {
+        self.reduction = reduction;
+        self
+    }
+
     /// The precision that is asked for.
     pub fn precision(&self) -> Precision {
         self.precision
@@ -134,7 +150,35 @@ impl AmpConfig {
     ///
     /// The device lacks the type, an op name is unknown, a setting is out of range.
     pub fn init<D: AmpDevice>(&self, device: &D) -> Result<Precision, AmpError> {
-        self.install(device, Install::Begin)
+        self.install(std::slice::from_ref(device), Install::Begin)
+    }
+
+    /// Installs the configuration for the devices that train one model together, for every thread, and
+    /// returns the precision that it comes to on all of them.
+    ///
+    /// The loss scale of each moves by what an optimizer found on any of them, so that none goes on with
+    /// a scale that has overflowed elsewhere. Use it for the multi-device strategies of Burn's `Learner` and
+    /// for `ddp`, with the devices the strategy is given. A device may be named twice.
+    /// [`init`](AmpConfig::init) takes a device out again.
+    ///
+    /// # Errors
+    ///
+    /// As [`init`](AmpConfig::init), if any device lacks the type; or there is no device.
+    ///
+    /// # Example
+    ///
+    /// ```standalone_crate
+    /// use burn::backend::flex::FlexDevice;
+    /// use burn_amp::{AmpConfig, Precision};
+    ///
+    /// # fn main() -> Result<(), burn_amp::AmpError> {
+    /// let devices = vec![FlexDevice, FlexDevice];
+    /// assert_eq!(AmpConfig::auto().init_devices(&devices)?, Precision::Bf16);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn init_devices<D: AmpDevice>(&self, devices: &[D]) -> Result<Precision, AmpError> {
+        self.install(devices, Install::Begin)
     }
 
     /// As [`init`](AmpConfig::init), in the middle of a run, between steps: the loss scale goes on from
@@ -158,42 +202,85 @@ impl AmpConfig {
     /// # }
     /// ```
     pub fn switch<D: AmpDevice>(&self, device: &D) -> Result<Precision, AmpError> {
-        self.install(device, Install::Switch)
+        self.install(std::slice::from_ref(device), Install::Switch)
     }
 
-    fn install<D: AmpDevice>(&self, device: &D, how: Install) -> Result<Precision, AmpError> {
+    /// As [`switch`](AmpConfig::switch), for all devices of [`init_devices`](AmpConfig::init_devices): the
+    /// scale of the first is everyone's.
+    ///
+    /// # Errors
+    ///
+    /// As [`init_devices`](AmpConfig::init_devices).
+    pub fn switch_devices<D: AmpDevice>(&self, devices: &[D]) -> Result<Precision, AmpError> {
+        self.install(devices, Install::Switch)
+    }
+
+    fn install<D: AmpDevice>(&self, devices: &[D], how: Install) -> Result<Precision, AmpError> {
         let mut policy = self.policy()?;
-        policy.precision = self.resolve(device)?;
+        policy.precision = self.resolve(devices)?;
+        policy.reduction = self.resolve_reduction(devices)?;
         let loss_scale = self.loss_scale_for(policy.precision);
 
         if policy.precision == Precision::F16 && matches!(loss_scale, LossScaleConfig::None) {
             log::warn!("f16 without loss scaling: gradients below 6e-8 become zero");
         }
         let precision = policy.precision;
-        policy::install(DeviceKey::of(device), policy, loss_scale, how)?;
+        let mut keys: Vec<DeviceKey> = Vec::new();
+        for key in devices.iter().map(DeviceKey::of) {
+            if !keys.contains(&key) {
+                keys.push(key);
+            }
+        }
+        policy::install(&keys, policy, loss_scale, how)?;
         Ok(precision)
     }
 
-    fn resolve<D: AmpDevice>(&self, device: &D) -> Result<Precision, AmpError> {
-        let name = || format!("{device:?}");
+    fn resolve<D: AmpDevice>(&self, devices: &[D]) -> Result<Precision, AmpError> {
+        if devices.is_empty() {
+            return Err(AmpError::NoDevice);
+        }
+        let lacks = |dtype| devices.iter().find(|device| !device.supports_dtype(dtype));
+        let name = |dtype| format!("{:?}", lacks(dtype).unwrap_or(&devices[0]));
 
-        match policy::resolve(self.precision, |dtype| device.supports_dtype(dtype)) {
+        match policy::resolve(self.precision, |dtype| lacks(dtype).is_none()) {
             Ok(Precision::F32) if self.precision == Precision::Auto => {
-                log::info!("device {} has neither bf16 nor f16: running in f32", name());
+                log::info!(
+                    "device {} has neither bf16 nor f16: running in f32",
+                    name(DType::F16)
+                );
                 Ok(Precision::F32)
             }
             Ok(precision) => Ok(precision),
             Err(dtype) if self.fallback => {
                 log::info!(
                     "device {} does not support {dtype:?}: running in f32",
-                    name()
+                    name(dtype)
                 );
                 Ok(Precision::F32)
             }
             Err(dtype) => Err(AmpError::UnsupportedDType {
-                device: name(),
+                device: name(dtype),
                 dtype,
                 precision: self.precision,
+            }),
+        }
+    }
+
+    fn resolve_reduction<D: AmpDevice>(&self, devices: &[D]) -> Result<Reduction, AmpError> {
+        let reduction = self.reduction;
+        let lacking = reduction.half().and_then(|half| {
+            let dtype = half.dtype().into();
+            devices.iter().find(|device| !device.supports_dtype(dtype))
+        });
+        match lacking {
+            None => Ok(reduction),
+            Some(device) if self.fallback => {
+                log::info!("device {device:?} does not support {reduction:?}: reducing in f32");
+                Ok(Reduction::F32)
+            }
+            Some(device) => Err(AmpError::UnsupportedReduction {
+                device: format!("{device:?}"),
+                reduction,
             }),
         }
     }
@@ -234,6 +321,7 @@ impl AmpConfig {
             readback: self.readback,
             overrides,
             fallback: self.fallback,
+            reduction: self.reduction,
         })
     }
 

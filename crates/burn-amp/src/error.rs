@@ -3,7 +3,7 @@ use std::path::PathBuf;
 use burn::tensor::DType;
 
 use crate::loss_scale::LossScaleConfigError;
-use crate::policy::{Op, Precision, UnknownOp};
+use crate::policy::{Op, Precision, Reduction, UnknownOp};
 
 /// A configuration that cannot be used, read or written.
 #[derive(Debug, thiserror::Error)]
@@ -22,6 +22,17 @@ pub enum AmpError {
         /// The precision that asked for it.
         precision: Precision,
     },
+    /// The device cannot hold the type that gradients are to be reduced in.
+    #[error("device {device} does not support {reduction:?}, which gradients are to be reduced in")]
+    UnsupportedReduction {
+        /// The device, as it prints itself.
+        device: String,
+        /// The type that was asked for.
+        reduction: Reduction,
+    },
+    /// A list of devices is empty.
+    #[error("no device is named; at least one was expected")]
+    NoDevice,
     /// An override names an op that Burn does not have.
     #[error(transparent)]
     UnknownOp(#[from] UnknownOp),

@@ -39,11 +39,30 @@
 //! - [`Ema`] averages parameters, [`HoldOnSkip`] holds a learning rate; both know of skipped steps.
 //! - [`loss_scale`] has the scaler itself.
 //!
+//! # Several devices
+//!
+//! Configure the devices that train one model with [`AmpConfig::init_devices`], then use Burn's strategies
+//! as they are. There is one decision a step: gradients are reduced first, so an overflow on one device is
+//! seen wherever there is an optimizer, and no device steps. Loss scales move together.
+//!
+//! - Burn's `Learner` with `ExecutionStrategy::MultiDevice`, and any other use of `step_multi`: the
+//!   [`AmpOptimizer`] sums the gradients in f32, checks and clips the sum, and tells all devices.
+//! - `ExecutionStrategy::ddp`, with the feature `ddp`: each worker has an optimizer and a loss scale of its
+//!   own, which come to the same because all see the same reduced gradients. Starting refuses devices that
+//!   are configured differently. Only [`Autodiff<Amp<B>>`](Autodiff) is supported; around Burn's own order,
+//!   Burn leaves out the passes after a skipped step.
+//! - [`AmpConfig::with_reduction`] sets the type in which gradients are sent: f32, bf16 or f16.
+//!
+//! This relies on a reduction that gives every worker the same bits. Burn's server and strategies were
+//! tested with two workers on the CPU and a reduction of the tests' own; on several GPUs, with NCCL, nothing
+//! was run.
+//!
 //! # Features
 //!
 //! `flex` (default), `ndarray`, `cuda`, `vulkan`: Burn's backends. `fusion`: Burn's kernel fusion for the
 //! GPU backends. `autotune` (default): they time the ways to run a product. `train`: metrics
-//! for the dashboard of Burn's `Learner`.
+//! for the dashboard of Burn's `Learner`. `ddp`: Burn's distributed data parallel training; with it, Burn
+//! trains on CubeCL's backends only, and not on `flex` or `ndarray`.
 
 #[cfg(doctest)]
 #[doc = include_str!("../../../README.md")]
@@ -59,6 +78,8 @@ mod backend;
 mod config;
 mod counters;
 mod device;
+#[cfg(feature = "ddp")]
+mod distributed;
 mod ema;
 mod error;
 pub mod loss_scale;
@@ -92,6 +113,6 @@ pub use optim::{
     clip_grad_norm, clip_grad_value, grad_norm,
 };
 pub use policy::{
-    Half, Op, OpClass, Precision, Readback, ScopeGuard, UnknownOp, UnknownPrecision,
+    Half, Op, OpClass, Precision, Readback, Reduction, ScopeGuard, UnknownOp, UnknownPrecision,
     enter_full_precision, full_precision,
 };

@@ -2,7 +2,7 @@
 
 use burn::backend::flex::FlexDevice;
 use burn_amp::loss_scale::{DynamicLossScaleConfig, LossScaleConfig};
-use burn_amp::{AmpConfig, AmpError, Autocast, Half, OpClass, Precision, Readback};
+use burn_amp::{AmpConfig, AmpError, Autocast, Half, OpClass, Precision, Readback, Reduction};
 use rstest::rstest;
 
 fn parse(json: &str) -> Result<AmpConfig, String> {
@@ -62,6 +62,7 @@ fn should_come_back_from_a_file_as_it_was_saved() {
         .with_op("gelu", OpClass::Keep)
         .with_growth_interval(100)
         .with_readback(Readback::Native)
+        .with_reduction(Reduction::Bf16)
         .with_fallback(true);
 
     config.save(&path).unwrap();
@@ -86,6 +87,7 @@ fn should_take_defaults_for_what_a_file_leaves_out() {
 #[case(r#"{"ops": {"float_cast": "full"}}"#, &["float_cast", "never touch"])]
 #[case(r#"{"ops": {"matmul": "exempt"}}"#, &["float_matmul", "exempt", "keep"])]
 #[case(r#"{"readback": "f64"}"#, &["f64", "native"])]
+#[case(r#"{"reduction": "f64"}"#, &["f64", "bf16"])]
 #[case(
     r#"{"loss_scale": {"dynamic": {"growth_factor": 0.5}}}"#,
     &["growth_factor", "0.5"]
@@ -166,6 +168,20 @@ mod without_half {
         let x = Tensor::<Amp<NdArray>, 2>::ones([2, 2], &NdArrayDevice::Cpu);
         let y = autocast(&config, || x.clone().matmul(x)).unwrap();
         assert_eq!(y.dtype(), DType::F32);
+    }
+
+    #[test]
+    fn should_refuse_to_reduce_in_a_type_that_the_device_lacks() {
+        let config = AmpConfig::f32().with_reduction(Reduction::Bf16);
+        let error = config.init(&NdArrayDevice::Cpu).unwrap_err();
+        assert!(matches!(error, AmpError::UnsupportedReduction { .. }));
+        for part in ["Cpu", "Bf16"] {
+            assert!(error.to_string().contains(part), "{error}");
+        }
+        config
+            .with_fallback(true)
+            .init(&NdArrayDevice::Cpu)
+            .unwrap();
     }
 
     #[test]

@@ -17,7 +17,10 @@ const OP_TRAITS: [&str; 7] = [
     "TransactionOps",
 ];
 
-const BACKEND_TRAITS: [&str; 2] = ["Backend", "AutodiffBackend"];
+const BACKEND_TRAITS: [&str; 3] = ["Backend", "AutodiffBackend", "DistributedBackend"];
+
+/// Bodies of Burn's that ask the pointer they are given, and not the backend's rules.
+const LEFT_TO_BURN: [&str; 2] = ["comm_device", "float_from_ref"];
 
 /// Method names by trait.
 type Methods = BTreeMap<String, BTreeSet<String>>;
@@ -80,22 +83,15 @@ fn items(folder: &Path) -> Vec<Item> {
     items
 }
 
-/// The methods that Burn's traits declare, but for those of distributed training, which is off.
+/// The methods that Burn's traits declare, those of distributed training included.
 fn declared(traits: &[&str]) -> Methods {
-    let is_off = |attr: &syn::Attribute| {
-        attr.path().is_ident("cfg")
-            && matches!(&attr.meta, syn::Meta::List(list)
-                if list.tokens.to_string().contains("distributed"))
-    };
     let mut methods = Methods::new();
     for item in items(&burn_backend_sources()) {
         if let Item::Trait(item) = item
             && traits.contains(&item.ident.to_string().as_str())
         {
             let names = item.items.iter().filter_map(|method| match method {
-                TraitItem::Fn(method) if !method.attrs.iter().any(is_off) => {
-                    Some(method.sig.ident.to_string())
-                }
+                TraitItem::Fn(method) => Some(method.sig.ident.to_string()),
                 _ => None,
             });
             let first = methods.insert(item.ident.to_string(), names.collect());
@@ -185,9 +181,12 @@ fn should_list_every_method_of_burns_op_traits_and_no_other() {
 fn should_delegate_every_method_so_that_no_default_body_reenters_the_rules() {
     let traits = [OP_TRAITS.as_slice(), BACKEND_TRAITS.as_slice()].concat();
 
-    let declared = declared(&traits);
+    let mut declared = declared(&traits);
 
     assert_eq!(declared.len(), traits.len());
+    for methods in declared.values_mut() {
+        methods.retain(|name| !LEFT_TO_BURN.contains(&name.as_str()));
+    }
     check_same("delegation", &delegated(&traits), &declared);
 }
 

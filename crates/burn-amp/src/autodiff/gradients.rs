@@ -1,4 +1,11 @@
+#[cfg(feature = "ddp")]
+use std::collections::HashMap;
+
 use burn::tensor::backend::AutodiffBackend;
+#[cfg(feature = "ddp")]
+use burn::tensor::backend::distributed::DistributedParamId;
+#[cfg(feature = "ddp")]
+use burn::tensor::ops::Device;
 use burn::tensor::ops::{FloatTensor, FloatTensorOps};
 
 use crate::backend::AmpBackend;
@@ -11,6 +18,9 @@ use crate::loss_scale::reciprocal;
 pub struct AmpGradients<B: AutodiffBackend> {
     scaled: B::Gradients,
     scale: f32,
+    /// Those that did not stay in the container; in front of it.
+    #[cfg(feature = "ddp")]
+    outside: HashMap<DistributedParamId, FloatTensor<B::InnerBackend>>,
 }
 
 impl<B> AmpGradients<B>
@@ -19,7 +29,19 @@ where
     B::InnerBackend: AmpBackend,
 {
     pub(super) fn new(scaled: B::Gradients, scale: f32) -> Self {
-        Self { scaled, scale }
+        Self {
+            scaled,
+            scale,
+            #[cfg(feature = "ddp")]
+            outside: HashMap::new(),
+        }
+    }
+
+    /// After a backward pass: the gradients that are reduced over several workers, and not by Burn.
+    #[cfg(feature = "ddp")]
+    pub(super) fn reduced(mut self, device: &Device<B>) -> Self {
+        self.outside = crate::distributed::reduce::<B>(&mut self.scaled, device);
+        self
     }
 
     /// The scale that the loss was multiplied with; 1 without loss scaling.
@@ -27,12 +49,42 @@ where
         self.scale
     }
 
-    pub(super) fn scaled(&self) -> &B::Gradients {
-        &self.scaled
+    pub(super) fn scaled(&self, tensor: &FloatTensor<B>) -> Option<FloatTensor<B::InnerBackend>> {
+        #[cfg(feature = "ddp")]
+        if let Some(params) = B::distributed_params(tensor)
+            && let Some(grad) = self.outside.get(&params.param_id)
+        {
+            return Some(grad.clone());
+        }
+        B::grad(tensor, &self.scaled)
     }
 
-    pub(super) fn scaled_mut(&mut self) -> &mut B::Gradients {
-        &mut self.scaled
+    pub(super) fn take_scaled(
+        &mut self,
+        tensor: &FloatTensor<B>,
+    ) -> Option<FloatTensor<B::InnerBackend>> {
+        #[cfg(feature = "ddp")]
+        if let Some(params) = B::distributed_params(tensor)
+            && let Some(grad) = self.outside.remove(&params.param_id)
+        {
+            return Some(grad);
+        }
+        B::grad_remove(tensor, &mut self.scaled)
+    }
+
+    pub(super) fn replace_scaled(
+        &mut self,
+        tensor: &FloatTensor<B>,
+        grad: FloatTensor<B::InnerBackend>,
+    ) {
+        // Burn would take it for one more contribution, and wait for the other workers'.
+        #[cfg(feature = "ddp")]
+        if let Some(params) = B::distributed_params(tensor) {
+            B::grad_remove(tensor, &mut self.scaled);
+            self.outside.insert(params.param_id, grad);
+            return;
+        }
+        B::grad_replace(tensor, &mut self.scaled, grad);
     }
 
     pub(super) fn unscale(

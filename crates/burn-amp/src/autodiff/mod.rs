@@ -14,6 +14,8 @@ mod rows;
 mod unrounded;
 
 use burn::backend::autodiff::checkpoint::strategy::{CheckpointStrategy, NoCheckpointing};
+#[cfg(feature = "ddp")]
+use burn::tensor::backend::distributed::{DistributedParamId, DistributedParams};
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::ops::{BoolTensor, FloatTensor, IntTensor, QuantizedTensor};
 use burn::tensor::{FloatDType, TensorMetadata};
@@ -21,6 +23,8 @@ use burn::tensor::{FloatDType, TensorMetadata};
 pub use gradients::AmpGradients;
 
 use crate::backend::{Amp, AmpBackend, register_gradient_ops};
+#[cfg(feature = "ddp")]
+use crate::distributed;
 use crate::policy::{self, DeviceKey, is_half};
 
 /// Burn's autodiff backend, and its tensors: the graph that our nodes are part of.
@@ -86,21 +90,29 @@ where
             };
             B::float_mul_scalar(loss, scale.into())
         };
-        AmpGradients::new(B::backward(loss), scale)
+        #[cfg(feature = "ddp")]
+        let device = B::float_device(&loss);
+        let grads = AmpGradients::new(B::backward(loss), scale);
+        #[cfg(feature = "ddp")]
+        let grads = {
+            distributed::remind::<B>(&device);
+            grads.reduced(&device)
+        };
+        grads
     }
 
     fn grad(
         tensor: &FloatTensor<Self>,
         grads: &Self::Gradients,
     ) -> Option<FloatTensor<Self::InnerBackend>> {
-        B::grad(tensor, grads.scaled()).map(|grad| grads.unscale(grad))
+        grads.scaled(tensor).map(|grad| grads.unscale(grad))
     }
 
     fn grad_remove(
         tensor: &FloatTensor<Self>,
         grads: &mut Self::Gradients,
     ) -> Option<FloatTensor<Self::InnerBackend>> {
-        B::grad_remove(tensor, grads.scaled_mut()).map(|grad| grads.unscale(grad))
+        grads.take_scaled(tensor).map(|grad| grads.unscale(grad))
     }
 
     fn grad_replace(
@@ -109,7 +121,7 @@ where
         grad: FloatTensor<Self::InnerBackend>,
     ) {
         let scaled = grads.scale_up(grad);
-        B::grad_replace(tensor, grads.scaled_mut(), scaled);
+        grads.replace_scaled(tensor, scaled);
     }
 
     fn inner(tensor: FloatTensor<Self>) -> FloatTensor<Self::InnerBackend> {
@@ -142,5 +154,25 @@ where
 
     fn q_from_inner(tensor: QuantizedTensor<Self::InnerBackend>) -> QuantizedTensor<Self> {
         B::q_from_inner(tensor)
+    }
+
+    #[cfg(feature = "ddp")]
+    fn set_distributed_params(
+        tensor: FloatTensor<Self>,
+        param_id: DistributedParamId,
+    ) -> FloatTensor<Self> {
+        let tensor = B::set_distributed_params(tensor, param_id);
+        distributed::mark::<B>(param_id, &tensor);
+        tensor
+    }
+
+    #[cfg(feature = "ddp")]
+    fn distributed_params(tensor: &FloatTensor<Self>) -> Option<DistributedParams> {
+        B::distributed_params(tensor)
+    }
+
+    #[cfg(feature = "ddp")]
+    fn is_distributed(tensor: &FloatTensor<Self>) -> bool {
+        B::is_distributed(tensor)
     }
 }

@@ -1,12 +1,13 @@
 use burn::module::AutodiffModule;
 use burn::optim::{GradientsParams, LearningRate, MultiGradientsParams, Optimizer};
 use burn::tensor::Tensor;
-use burn::tensor::backend::{AutodiffBackend, Backend, DeviceOps};
+use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::ops::Device;
 use serde::{Deserialize, Serialize};
 
 use super::check::Check;
 use super::clip::{GradClipping, clip};
+use super::reduce::{device_of, is_replica, reduce};
 use super::statistics::Statistics;
 use super::widen::{has_half, in_f32};
 use super::{AmpOptimizerRecord, StepCounters, StepOutcome, TrainingMonitor};
@@ -120,7 +121,7 @@ impl AmpOptimizerConfig {
             config: self.clone(),
             id: OptimizerId::new(),
             scaler: None,
-            device: None,
+            devices: Vec::new(),
             counters: StepCounters::default(),
             outcome: None,
             update: None,
@@ -161,9 +162,9 @@ pub struct AmpOptimizer<O> {
     optim: O,
     config: AmpOptimizerConfig,
     id: OptimizerId,
-    /// The scaler of the last step or record, and the device it was found for.
+    /// The scaler of the last step or record, and the devices it took place on: it is that of the first.
     scaler: Option<SharedScaler>,
-    device: Option<DeviceKey>,
+    devices: Vec<DeviceKey>,
     counters: StepCounters,
     outcome: Option<StepOutcome>,
     update: Option<ScaleUpdate>,
@@ -179,7 +180,7 @@ impl<O: Clone> Clone for AmpOptimizer<O> {
             config: self.config.clone(),
             id: OptimizerId::new(),
             scaler: self.scaler.clone(),
-            device: self.device,
+            devices: self.devices.clone(),
             counters: self.counters,
             outcome: self.outcome.clone(),
             update: self.update,
@@ -249,7 +250,8 @@ where
     type Record = AmpOptimizerRecord<O::Record>;
 
     fn step(&mut self, lr: LearningRate, module: M, mut grads: GradientsParams) -> M {
-        let Decision::Apply { scope } = self.decide(&module, &[&grads]) else {
+        let devices = module.devices();
+        let Decision::Apply { scope } = self.decide(&module, &devices, &[&grads]) else {
             self.publish(None::<Tensor<B::InnerBackend, 1>>);
             return module;
         };
@@ -264,9 +266,18 @@ where
         }
     }
 
+    /// Steps on the gradients of several devices, as one: they are summed in f32 before the decision,
+    /// the clipping and the norm. [`AmpConfig::with_reduction`](crate::AmpConfig::with_reduction) sets
+    /// the type in which they are sent.
     fn step_multi(&mut self, lr: LearningRate, module: M, mut grads: MultiGradientsParams) -> M {
+        let mut devices = module.devices();
+        let home = devices.first().cloned().unwrap_or_default();
+        let reduction = policy::reduction(DeviceKey::of(&home));
+        full_precision(|| reduce::<B, M>(&mut grads, &module, reduction));
+
+        devices.extend(grads.grads.iter().map(|(_, id)| device_of::<B>(*id)));
         let parts: Vec<_> = grads.grads.iter().map(|(grads, _)| grads).collect();
-        let Decision::Apply { scope } = self.decide(&module, &parts) else {
+        let Decision::Apply { scope } = self.decide(&module, &devices, &parts) else {
             self.publish(None::<Tensor<B::InnerBackend, 1>>);
             return module;
         };
@@ -289,7 +300,7 @@ where
             optim: self.optim.to_record(),
             scaler: self.loss_scaler().map(|scaler| scaler.to_record()),
             counters: self.counters,
-            device: self.device,
+            device: self.devices.first().copied(),
         }
     }
 
@@ -303,8 +314,10 @@ where
         self.optim = self.optim.load_record(record.optim);
         self.counters = record.counters;
         self.statistics = Statistics::default();
-        self.device = record.device.or(self.device);
-        if let (Some(scaler), Some(device)) = (record.scaler, self.device) {
+        if let Some(device) = record.device {
+            self.devices = vec![device];
+        }
+        if let (Some(scaler), Some(device)) = (record.scaler, self.devices.first().copied()) {
             let restored = policy::restore_scaler(device, scaler)
                 .unwrap_or_else(|error| panic!("the optimizer's record is not usable: {error}"));
             self.scaler = Some(restored);
@@ -313,13 +326,38 @@ where
     }
 }
 
-/// The scalers of the devices that a module is on, each once.
-pub(super) fn scalers_of<D: DeviceOps>(devices: &[D]) -> Vec<SharedScaler> {
+/// The devices and those configured together with them, each once. Of a replica that is trained with
+/// others, only its own: theirs report the same.
+pub(super) fn keys_of<B, M>(module: &M, devices: &[Device<B>]) -> Vec<DeviceKey>
+where
+    B: AutodiffBackend,
+    M: AutodiffModule<B>,
+{
+    let mut keys: Vec<DeviceKey> = Vec::new();
+    for key in devices.iter().map(DeviceKey::of) {
+        if !keys.contains(&key) {
+            keys.push(key);
+        }
+    }
+    let own = keys.len();
+    for index in 0..own {
+        for key in policy::group_of(keys[index]) {
+            if !keys.contains(&key) {
+                keys.push(key);
+            }
+        }
+    }
+    if keys.len() > own && is_replica::<B, M>(module) {
+        keys.truncate(own);
+    }
+    keys
+}
+
+/// The scalers of devices, each once.
+pub(super) fn scalers_of(keys: &[DeviceKey]) -> Vec<SharedScaler> {
     let mut scalers: Vec<SharedScaler> = Vec::new();
-    for device in devices {
-        if let Some(scaler) = policy::scaler(DeviceKey::of(device))
-            && !scalers.iter().any(|known| known.is_same(&scaler))
-        {
+    for scaler in keys.iter().copied().filter_map(policy::scaler) {
+        if !scalers.iter().any(|known| known.is_same(&scaler)) {
             scalers.push(scaler);
         }
     }
@@ -328,13 +366,17 @@ pub(super) fn scalers_of<D: DeviceOps>(devices: &[D]) -> Vec<SharedScaler> {
 
 impl<O> AmpOptimizer<O> {
     /// Makes the step's one decision: whether the gradients are to be applied.
-    fn decide<B, M>(&mut self, module: &M, grads: &[&GradientsParams]) -> Decision
+    fn decide<B, M>(
+        &mut self,
+        module: &M,
+        devices: &[Device<B>],
+        grads: &[&GradientsParams],
+    ) -> Decision
     where
         B: AutodiffBackend,
         M: AutodiffModule<B>,
     {
-        let devices = module.devices();
-        let scalers = self.find_scalers::<B>(&devices);
+        let scalers = self.find_scalers::<B, M>(module, devices);
         let check = match self.config.gradient_check {
             GradientCheck::Auto => !scalers.is_empty(),
             GradientCheck::Always => true,
@@ -396,16 +438,19 @@ impl<O> AmpOptimizer<O> {
     }
 
     fn publish<B: Backend>(&self, norm: Option<Tensor<B, 1>>) {
-        if let Some(device) = self.device {
-            TrainingMonitor::new(self.counters, self.scaler.clone())
-                .with_norm(norm)
-                .publish(device, self.outcome.as_ref());
+        let monitor = TrainingMonitor::new(self.counters, self.scaler.clone()).with_norm(norm);
+        for device in &self.devices {
+            monitor.clone().publish(*device, self.outcome.as_ref());
         }
     }
 
-    fn find_scalers<B: AutodiffBackend>(&mut self, devices: &[Device<B>]) -> Vec<SharedScaler> {
-        let scalers = scalers_of(devices);
-        self.device = devices.first().map(DeviceKey::of);
+    fn find_scalers<B, M>(&mut self, module: &M, devices: &[Device<B>]) -> Vec<SharedScaler>
+    where
+        B: AutodiffBackend,
+        M: AutodiffModule<B>,
+    {
+        self.devices = keys_of::<B, M>(module, devices);
+        let scalers = scalers_of(&self.devices);
         self.scaler = scalers.first().cloned();
 
         if let Some(device) = devices.first()

@@ -11,6 +11,7 @@ mod hold_on_skip;
 mod monitor;
 mod outcome;
 mod record;
+mod reduce;
 mod statistics;
 mod widen;
 

@@ -11,11 +11,14 @@ pub use class::OpClass;
 pub use op::{Op, UnknownOp};
 pub(crate) use precision::is_half;
 pub use precision::{Half, Precision, UnknownPrecision};
-pub use rules::Readback;
+pub use rules::{Readback, Reduction};
 pub use scope::{ScopeGuard, enter_full_precision, full_precision};
 
 pub(crate) use rules::{Policy, Rule};
 pub(crate) use scope::{
     DeviceKey, DeviceQuery, Frame, Install, ManualScalingGuard, ScopeScaler, begin_backward,
-    install, is_idle, is_off, reads_as_f32, resolve, restore_scaler, rule, scaler,
+    group_of, install, is_idle, is_off, reads_as_f32, reduction, resolve, restore_scaler, rule,
+    scaler,
 };
+#[cfg(feature = "ddp")]
+pub(crate) use scope::{Unlike, align};

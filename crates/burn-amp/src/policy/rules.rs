@@ -40,6 +40,31 @@ pub enum Readback {
     Native,
 }
 
+/// The type that gradients are in when they go from device to device to be reduced.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Hash, Default, serde::Serialize, serde::Deserialize,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum Reduction {
+    /// f32, as the gradients are.
+    #[default]
+    F32,
+    /// bf16: half the bytes, 8 significant bits.
+    Bf16,
+    /// f16: half the bytes, 11 significant bits; a gradient beyond 65504 is an overflow.
+    F16,
+}
+
+impl Reduction {
+    pub(crate) fn half(self) -> Option<Half> {
+        match self {
+            Reduction::F32 => None,
+            Reduction::Bf16 => Some(Half::Bf16),
+            Reduction::F16 => Some(Half::F16),
+        }
+    }
+}
+
 /// The rules that a configuration stands for: plain data, cheap to consult.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Policy {
@@ -49,6 +74,7 @@ pub(crate) struct Policy {
     pub overrides: Vec<(Op, OpClass)>,
     /// Whether a device that lacks the type runs in f32 instead of failing.
     pub fallback: bool,
+    pub reduction: Reduction,
 }
 
 impl Policy {
@@ -58,6 +84,7 @@ impl Policy {
             readback: Readback::Native,
             overrides: Vec::new(),
             fallback: false,
+            reduction: Reduction::F32,
         }
     }
 

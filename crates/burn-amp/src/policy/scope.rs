@@ -10,7 +10,7 @@ use std::sync::{Arc, LazyLock, PoisonError, RwLock};
 use burn::tensor::DType;
 use burn::tensor::backend::{DeviceId, DeviceOps};
 
-use super::rules::{Mode, Policy, Readback, Rule, full_precision_rule};
+use super::rules::{Mode, Policy, Readback, Reduction, Rule, full_precision_rule};
 use super::{Op, Precision};
 use crate::loss_scale::{
     LossScaleConfig, LossScaleConfigError, LossScaleError, LossScaler, LossScalerRecord,
@@ -32,6 +32,13 @@ impl DeviceKey {
 struct DeviceState {
     policy: Policy,
     scaling: DeviceScaling,
+    group: Option<Arc<Group>>,
+}
+
+/// Devices that train one model: their loss scales move together.
+#[derive(Debug)]
+struct Group {
+    members: Vec<DeviceKey>,
 }
 
 #[derive(Debug, Clone)]
@@ -347,14 +354,10 @@ fn registered(key: &DeviceKey) -> Option<Arc<DeviceState>> {
     registry.get(key).cloned()
 }
 
-/// Replaces the state of a device with what `change` makes of it; an error changes nothing.
-fn update_device<E>(
-    key: DeviceKey,
-    change: impl FnOnce(Option<&DeviceState>) -> Result<DeviceState, E>,
-) -> Result<(), E> {
+/// Lets `change` replace the states of devices; an error changes nothing.
+fn update_registry<E>(change: impl FnOnce(&mut Registry) -> Result<(), E>) -> Result<(), E> {
     let mut registry = REGISTRY.write().unwrap_or_else(PoisonError::into_inner);
-    let state = change(registry.get(&key).map(Arc::as_ref))?;
-    registry.insert(key, Arc::new(state));
+    change(&mut registry)?;
     GENERATION.fetch_add(1, Ordering::Release);
     Ok(())
 }
@@ -368,38 +371,62 @@ pub(crate) enum Install {
     Switch,
 }
 
-/// Installs a policy and loss-scale settings for a device.
+/// Installs a policy and loss-scale settings for devices, which form a group if they are several: what is
+/// kept of the first one's scale is everyone's.
 pub(crate) fn install(
-    key: DeviceKey,
+    keys: &[DeviceKey],
     policy: Policy,
     loss_scale: LossScaleConfig,
     how: Install,
 ) -> Result<(), LossScaleConfigError> {
     loss_scale.validate()?;
-    update_device(key, |state| {
-        let existing = state
-            .and_then(|state| state.scaling.existing().cloned())
-            .filter(|scaler| how == Install::Switch || scaler.is_record());
-        let scaling = match (loss_scale, existing) {
-            (LossScaleConfig::None, dormant) => DeviceScaling::Off { dormant },
-            (loss_scale, Some(scaler)) => {
-                scaler.reconfigure(loss_scale)?;
-                DeviceScaling::On(scaler)
+    let group = (keys.len() > 1).then(|| {
+        let members = keys.to_vec();
+        Arc::new(Group { members })
+    });
+    update_registry(|registry| {
+        let mut first: Option<LossScalerRecord> = None;
+        for key in keys {
+            let existing = registry
+                .get(key)
+                .and_then(|state| state.scaling.existing().cloned())
+                .filter(|scaler| how == Install::Switch || scaler.is_record());
+            let scaling = match (&loss_scale, existing) {
+                (LossScaleConfig::None, dormant) => DeviceScaling::Off { dormant },
+                (loss_scale, Some(scaler)) => {
+                    scaler.reconfigure(loss_scale.clone())?;
+                    DeviceScaling::On(scaler)
+                }
+                (loss_scale, None) => {
+                    DeviceScaling::On(SharedScaler::new(LossScaler::new(loss_scale.clone())?))
+                }
+            };
+            if let DeviceScaling::On(scaler) = &scaling {
+                let record = scaler.state().to_record();
+                let first = first.get_or_insert_with(|| record.clone());
+                if *first != record {
+                    scaler.load(first.clone()).expect(RECORD_IS_VALID);
+                }
             }
-            (loss_scale, None) => {
-                DeviceScaling::On(SharedScaler::new(LossScaler::new(loss_scale)?))
-            }
-        };
-        Ok(DeviceState { policy, scaling })
+            let state = DeviceState {
+                policy: policy.clone(),
+                scaling,
+                group: group.clone(),
+            };
+            registry.insert(*key, Arc::new(state));
+        }
+        Ok(())
     })
 }
+
+const RECORD_IS_VALID: &str = "a scaler accepts the state of another with the same settings";
 
 /// Gives the device a scaler with the settings of a scope, unless it was configured before.
 fn arm_device_scaler(key: DeviceKey, loss_scale: &LossScaleConfig) {
     if matches!(loss_scale, LossScaleConfig::None) || with_device(key, |state| state.is_some()) {
         return;
     }
-    install(key, Policy::off(), loss_scale.clone(), Install::Begin)
+    install(&[key], Policy::off(), loss_scale.clone(), Install::Begin)
         .expect("the settings of a scope are checked when it is entered");
 }
 
@@ -409,22 +436,110 @@ pub(crate) fn restore_scaler(
     key: DeviceKey,
     record: LossScalerRecord,
 ) -> Result<SharedScaler, LossScaleError> {
-    let existing =
-        scoped_scaler().or_else(|| with_device(key, |state| state?.scaling.existing().cloned()));
-    if let Some(scaler) = existing {
-        scaler.load(record)?;
+    let existing = match scoped_scaler() {
+        Some(scaler) => vec![scaler],
+        None => group_of(key)
+            .into_iter()
+            .filter_map(|key| with_device(key, |state| state?.scaling.existing().cloned()))
+            .collect(),
+    };
+    for scaler in &existing {
+        scaler.load(record.clone())?;
+    }
+    if let Some(scaler) = existing.into_iter().next() {
         return Ok(scaler);
     }
     let scaler = SharedScaler::restored(LossScaler::from_record(record)?);
-    update_device::<LossScaleError>(key, |state| {
-        Ok(DeviceState {
+    update_registry::<LossScaleError>(|registry| {
+        let state = registry.get(&key);
+        let state = DeviceState {
             policy: state.map_or_else(Policy::off, |state| state.policy.clone()),
             scaling: DeviceScaling::Off {
                 dormant: Some(scaler.clone()),
             },
-        })
+            group: state.and_then(|state| state.group.clone()),
+        };
+        registry.insert(key, Arc::new(state));
+        Ok(())
     })?;
     Ok(scaler)
+}
+
+/// The device, and behind it those that were configured together with it.
+pub(crate) fn group_of(key: DeviceKey) -> Vec<DeviceKey> {
+    let group = with_device(key, |state| state?.group.clone());
+    let mut keys = vec![key];
+    if let Some(group) = group {
+        // A device that was configured by itself since then has left the group.
+        let others = group.members.iter().copied().filter(|other| {
+            *other != key
+                && with_device(*other, |state| {
+                    state
+                        .and_then(|state| state.group.as_ref())
+                        .is_some_and(|other| Arc::ptr_eq(other, &group))
+                })
+        });
+        keys.extend(others);
+    }
+    keys
+}
+
+/// The type that gradients on the device are reduced in.
+pub(crate) fn reduction(key: DeviceKey) -> Reduction {
+    let scoped = SCOPES.with_borrow(|scopes| {
+        scopes.iter().rev().find_map(|scope| match &scope.frame {
+            Frame::Autocast { policy, .. } => Some(policy.reduction),
+            Frame::FullPrecision => None,
+        })
+    });
+    scoped.unwrap_or_else(|| {
+        with_device(key, |state| {
+            state.map_or(Reduction::F32, |state| state.policy.reduction)
+        })
+    })
+}
+
+/// Why two devices cannot train one model.
+#[cfg(feature = "ddp")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Unlike {
+    Repeated,
+    Policy,
+    LossScale,
+}
+
+/// Gives the loss scales of all devices the state of the first one's. The error is the index of a device
+/// that is configured in another way than the first.
+#[cfg(feature = "ddp")]
+pub(crate) fn align(keys: &[DeviceKey]) -> Result<(), (usize, Unlike)> {
+    let Some((first, others)) = keys.split_first() else {
+        return Ok(());
+    };
+    let policy = |key| with_device(key, |state| state.map(|state| state.policy.clone()));
+    let state_of = |key| device_scaler(key).map(|scaler| scaler.state());
+    let state = state_of(*first);
+    for (index, key) in others.iter().enumerate() {
+        let unlike = if keys[..=index].contains(key) {
+            Some(Unlike::Repeated)
+        } else if policy(*key) != policy(*first) {
+            Some(Unlike::Policy)
+        } else if state_of(*key).map(|state| state.config().clone())
+            != state.as_ref().map(|state| state.config().clone())
+        {
+            Some(Unlike::LossScale)
+        } else {
+            None
+        };
+        if let Some(unlike) = unlike {
+            return Err((index + 1, unlike));
+        }
+    }
+    for key in others {
+        if let (Some(scaler), Some(state)) = (device_scaler(*key), &state) {
+            scaler.load(state.to_record()).expect(RECORD_IS_VALID);
+        }
+    }
+    Ok(())
 }
 
 fn scoped_scaler() -> Option<SharedScaler> {
@@ -446,6 +561,10 @@ pub(crate) fn scaler(key: DeviceKey) -> Option<SharedScaler> {
     if let Some(scaler) = scoped_scaler() {
         return scaler.state().is_enabled().then_some(scaler);
     }
+    device_scaler(key)
+}
+
+fn device_scaler(key: DeviceKey) -> Option<SharedScaler> {
     with_device(key, |state| match &state?.scaling {
         DeviceScaling::On(scaler) => Some(scaler.clone()),
         DeviceScaling::Off { .. } => None,

@@ -1,0 +1,12 @@
+//! Several devices: one decision over the gradients of all, loss scales that move together. With the
+//! feature `ddp`, Burn's data parallel training too.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod backend;
+#[cfg(feature = "ddp")]
+mod ddp;
+mod learner;
+mod net;
+mod step_multi;
