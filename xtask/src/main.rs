@@ -2,6 +2,7 @@
 
 mod gpu_bundle;
 mod nvrtc;
+mod resume_check;
 
 use std::path::{Path, PathBuf};
 
@@ -18,7 +19,8 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Chore {
-    /// Everything that CI runs: format, lints, docs, features, tests in debug and release, Vulkan, NVRTC.
+    /// Everything that CI runs: format, lints, docs, features, tests in debug and release, Vulkan, resuming,
+    /// NVRTC.
     Validate,
     /// Formatting, clippy and rustdoc, warnings denied.
     Lint,
@@ -32,6 +34,8 @@ enum Chore {
     /// Compiles the kernels' CUDA sources by NVRTC for two architectures, without a GPU. Fetches NVRTC
     /// (about 100 MB) the first time.
     Nvrtc(nvrtc::Options),
+    /// Kills a training at random points, resumes it, and compares it bit by bit with one that ran through.
+    ResumeCheck(resume_check::Options),
     /// The program that proves burn-amp on a GPU, with what it needs there, as one archive.
     GpuBundle,
 }
@@ -59,6 +63,7 @@ fn main() -> Result<()> {
             lint(&shell)?;
             test(&shell)?;
             vulkan(&shell)?;
+            resume_check::run(&shell, &resume_check::Options::default())?;
             nvrtc::run(&shell, &nvrtc::Options::default())?;
             features(&shell)
         }
@@ -67,6 +72,7 @@ fn main() -> Result<()> {
         Chore::Test => test(&shell),
         Chore::Vulkan => vulkan(&shell),
         Chore::Nvrtc(options) => nvrtc::run(&shell, &options),
+        Chore::ResumeCheck(options) => resume_check::run(&shell, &options),
         Chore::GpuBundle => gpu_bundle::gpu_bundle(&shell),
     }
 }

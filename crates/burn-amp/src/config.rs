@@ -7,7 +7,9 @@ use serde::{Deserialize, Serialize};
 use crate::AmpError;
 use crate::device::AmpDevice;
 use crate::loss_scale::{DynamicLossScaleConfig, LossScaleConfig};
-use crate::policy::{self, DeviceKey, Op, OpClass, Policy, Precision, Readback, Reduction};
+use crate::policy::{
+    self, DeviceKey, Install, Op, OpClass, Policy, Precision, Readback, Reduction,
+};
 
 /// Configures mixed precision: the compute type, exceptions for single ops, loss scaling.
 ///
@@ -140,8 +142,9 @@ impl AmpConfig {
     /// Installs the configuration for a device, for every thread, and returns the precision that it
     /// comes to there.
     ///
-    /// It may be called again at any time between steps: precision can be switched, and the loss
-    /// scale goes on from where it was.
+    /// Call it before a run: the loss scale starts at its initial value, whatever an earlier run in the
+    /// same process left. A scale that an optimizer's record has just brought is kept, so the record may
+    /// be loaded before or after. In the middle of a run use [`switch`](AmpConfig::switch).
     ///
     /// # Errors
     ///
@@ -176,6 +179,35 @@ impl AmpConfig {
     /// # }
     /// ```
     pub fn init_devices<D: AmpDevice>(&self, devices: &[D]) -> Result<Precision, AmpError> {
+        self.install(devices, Install::Begin)
+    }
+
+    /// As [`init`](AmpConfig::init), in the middle of a run, between steps: the loss scale goes on from
+    /// where it was as far as the new settings allow, also after a time without loss scaling. A device of
+    /// several stays with the others, which are to be switched too.
+    ///
+    /// # Errors
+    ///
+    /// As [`init`](AmpConfig::init).
+    ///
+    /// # Example
+    ///
+    /// ```standalone_crate
+    /// use burn_amp::AmpConfig;
+    ///
+    /// # fn main() -> Result<(), burn_amp::AmpError> {
+    /// let device = burn::backend::flex::FlexDevice;
+    /// AmpConfig::f32().init(&device)?;
+    /// // the first steps, then
+    /// AmpConfig::f16().switch(&device)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn switch<D: AmpDevice>(&self, device: &D) -> Result<Precision, AmpError> {
+        self.install(std::slice::from_ref(device), Install::Switch)
+    }
+
+    fn install<D: AmpDevice>(&self, devices: &[D], how: Install) -> Result<Precision, AmpError> {
         let mut policy = self.policy()?;
         policy.precision = self.resolve(devices)?;
         policy.reduction = self.resolve_reduction(devices)?;
@@ -191,7 +223,7 @@ impl AmpConfig {
                 keys.push(key);
             }
         }
-        policy::install(&keys, policy, loss_scale)?;
+        policy::install(&keys, policy, loss_scale, how)?;
         Ok(precision)
     }
 

@@ -36,6 +36,7 @@
 //! - [`OpClass`] explains what happens to an op; [`Op`] lists them all.
 //! - [`AmpOptimizer`] skips steps whose gradients are not finite; [`GradScaler`] is for loops that are
 //!   written by hand.
+//! - [`Ema`] averages parameters, [`HoldOnSkip`] holds a learning rate; both know of skipped steps.
 //! - [`loss_scale`] has the scaler itself.
 //!
 //! # Several devices
@@ -59,13 +60,17 @@
 //! # Features
 //!
 //! `flex` (default), `ndarray`, `cuda`, `vulkan`: Burn's backends. `fusion`: Burn's kernel fusion for the
-//! GPU backends. `autotune` (default): they time the ways to run a product. `train`: Burn's `Learner`.
-//! `ddp`: Burn's distributed data parallel training; with it, Burn trains on CubeCL's backends only, and not
-//! on `flex` or `ndarray`.
+//! GPU backends. `autotune` (default): they time the ways to run a product. `train`: metrics
+//! for the dashboard of Burn's `Learner`. `ddp`: Burn's distributed data parallel training; with it, Burn
+//! trains on CubeCL's backends only, and not on `flex` or `ndarray`.
 
 #[cfg(doctest)]
 #[doc = include_str!("../../../README.md")]
 struct Readme;
+
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/guide.md")]
+struct Guide;
 
 mod autocast;
 mod autodiff;
@@ -75,11 +80,15 @@ mod counters;
 mod device;
 #[cfg(feature = "ddp")]
 mod distributed;
+mod ema;
 mod error;
 pub mod loss_scale;
 pub mod memory;
 mod optim;
 mod policy;
+pub mod record;
+#[cfg(feature = "train")]
+pub mod train;
 
 /// What the methods of [`AmpBackend`] exchange, for backends that override them.
 pub mod extension {
@@ -94,12 +103,14 @@ pub use backend::{Amp, AmpBackend};
 pub use config::AmpConfig;
 pub use counters::Counters;
 pub use device::AmpDevice;
+pub use ema::{Ema, EmaAverageItem, EmaConfig, EmaError, EmaRecord, EmaRecordItem};
 pub use error::AmpError;
 pub use optim::{
-    AmpOptimizer, AmpOptimizerConfig, AmpOptimizerRecord, AmpOptimizerRecordItem, GradClipping,
-    GradScaler, GradientCheck, NonFinite, NonFiniteGradient, NothingRecorded, ScaledGradients,
-    ScaledLoss, StepCounters, StepOutcome, TrainingMonitor, UnscaledGradients, clip_grad_norm,
-    clip_grad_value, grad_norm,
+    AmpGradientsAccumulator, AmpOptimizer, AmpOptimizerConfig, AmpOptimizerRecord,
+    AmpOptimizerRecordItem, BadMicroBatch, GradClipping, GradScaler, GradientCheck, HoldOnSkip,
+    HoldOnSkipRecord, HoldOnSkipRecordItem, NonFinite, NonFiniteGradient, NothingRecorded,
+    ScaledGradients, ScaledLoss, StepCounters, StepOutcome, TrainingMonitor, UnscaledGradients,
+    clip_grad_norm, clip_grad_value, grad_norm,
 };
 pub use policy::{
     Half, Op, OpClass, Precision, Readback, Reduction, ScopeGuard, UnknownOp, UnknownPrecision,

@@ -38,6 +38,10 @@ impl Configured {
     fn set(&self, config: &AmpConfig) -> Precision {
         config.init(&FlexDevice).unwrap()
     }
+
+    fn switch(&self, config: &AmpConfig) -> Precision {
+        config.switch(&FlexDevice).unwrap()
+    }
 }
 
 impl Drop for Configured {
@@ -160,8 +164,8 @@ fn case_49_precision_can_be_switched_between_steps() {
             Counters::reset();
             match step {
                 0 => assert_eq!(device.set(&AmpConfig::f32()), Precision::F32),
-                10 => assert_eq!(device.set(&f16()), Precision::F16),
-                20 => assert_eq!(device.set(&AmpConfig::f32()), Precision::F32),
+                10 => assert_eq!(device.switch(&f16()), Precision::F16),
+                20 => assert_eq!(device.switch(&AmpConfig::f32()), Precision::F32),
                 _ => (),
             }
         });
@@ -189,12 +193,57 @@ fn case_49_the_scale_waits_while_precision_is_off() {
     let start = step(false);
     let halved = step(true);
     assert_eq!(halved, start / 2.0);
-    device.set(&AmpConfig::f32());
+    device.switch(&AmpConfig::f32());
     assert_eq!(step(false), 1.0);
-    device.set(&AmpConfig::bf16());
+    device.switch(&AmpConfig::bf16());
     assert_eq!(step(false), 1.0);
-    device.set(&f16());
+    device.switch(&f16());
     assert_eq!(step(false), halved);
+}
+
+#[test]
+fn a_new_run_begins_with_a_scale_of_its_own() {
+    let device = Configured::take();
+    let model = Mlp::<Ours>::new(4);
+    let run = |bad: &[bool]| {
+        let mut optim = AmpOptimizerConfig::new().init(AdamConfig::new().init());
+        for bad in bad {
+            let loss = model.loss(5) * if *bad { f32::NAN } else { 1.0 };
+            let grads = GradientsParams::from_grads(loss.backward(), &model);
+            optim.step(1e-3, model.clone(), grads);
+        }
+        optim
+    };
+    device.set(&f16());
+    let first = run(&[false, true]);
+    assert_eq!(first.scale(), 512.0);
+    device.set(&f16());
+    let second = run(&[false]).loss_scaler().unwrap();
+    assert_eq!((second.scale(), second.counters().skipped), (1024.0, 0));
+    // The first one's is as it was left, also if precision is off in between.
+    assert_eq!(first.scale(), 512.0);
+    run(&[true]);
+    device.set(&AmpConfig::f32());
+    device.set(&f16());
+    assert_eq!(run(&[false]).scale(), 1024.0);
+
+    // A record that was used is no reason to keep the scale.
+    let record = Optimizer::<Mlp<Ours>, Ours>::to_record(&first);
+    let mut resumed = run(&[]).load_record(record.clone());
+    device.set(&f16());
+    let grads = GradientsParams::from_grads(model.loss(5).backward(), &model);
+    let _model: Mlp<Ours> = resumed.step(1e-3, model.clone(), grads);
+    assert_eq!(resumed.scale(), 512.0);
+    device.set(&f16());
+    assert_eq!(run(&[false]).scale(), 1024.0);
+
+    // Nor is one of a run that went on in f32.
+    device.set(&AmpConfig::f32());
+    let mut resumed = run(&[]).load_record(record);
+    let grads = GradientsParams::from_grads(model.loss(5).backward(), &model);
+    let _model: Mlp<Ours> = resumed.step(1e-3, model.clone(), grads);
+    device.set(&f16());
+    assert_eq!(run(&[false]).scale(), 1024.0);
 }
 
 #[test]

@@ -1,22 +1,24 @@
 //! What a training leaves in its folder: its settings, and checkpoints to go on from.
 
 use std::fs::{self, File};
-use std::io::{BufReader, BufWriter};
+use std::io::{self, BufReader, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 use burn::lr_scheduler::LrScheduler;
 use burn::module::Module;
 use burn::optim::Optimizer;
-use burn::record::{FullPrecisionSettings, NamedMpkFileRecorder, Record, Recorder};
+use burn::record::{DefaultRecorder, Record, Recorder};
 use burn::tensor::backend::AutodiffBackend;
+use burn_amp::record::AtomicFileRecorder;
+use burn_amp::train::checkpoints;
 use serde_json::{Map, Value};
 
 use crate::model::DigitNet;
 use crate::train::Plan;
 
-/// Burn's default recorder stores floats in 16 bits, which would narrow weights and moments.
-pub type CheckpointRecorder = NamedMpkFileRecorder<FullPrecisionSettings>;
+/// In full precision: Burn's compact recorder stores weights in 16 bits.
+pub type CheckpointRecorder = AtomicFileRecorder<DefaultRecorder>;
 
 /// A folder for what one training leaves.
 #[derive(Debug, Clone)]
@@ -33,44 +35,29 @@ impl Artifacts {
         &self.0
     }
 
-    /// The epochs of which all three files of a checkpoint exist, the newest first.
+    /// The epochs of which there is a checkpoint, the newest first.
     pub fn epochs(&self) -> Result<Vec<usize>> {
-        let folder = self.0.join("checkpoint");
-        if !folder.exists() {
-            return Ok(Vec::new());
-        }
-        let mut epochs = Vec::new();
-        for entry in fs::read_dir(&folder)? {
-            let name = entry?.file_name();
-            let epoch = name
-                .to_str()
-                .and_then(|name| name.strip_prefix("model-")?.strip_suffix(".mpk"))
-                .and_then(|epoch| epoch.parse().ok());
-            epochs.extend(epoch.filter(|epoch| {
-                let exists = |part| self.part(part, *epoch).with_extension("mpk").exists();
-                exists("optim") && exists("scheduler")
-            }));
-        }
-        epochs.sort_by(|a, b| b.cmp(a));
-        Ok(epochs)
+        checkpoints(&self.0).with_context(|| format!("cannot read {}", self.0.display()))
     }
 
-    /// The newest epoch whose checkpoint can be read: a program that is killed may leave a part of one.
+    /// The newest epoch whose checkpoint can be read; those that cannot are named on standard error.
     pub fn newest<B, O, S>(&self, device: &B::Device) -> Result<Option<usize>>
     where
         B: AutodiffBackend,
         O: Optimizer<DigitNet<B>, B>,
         S: LrScheduler,
     {
-        let epochs = self.epochs()?;
-        Ok(epochs.into_iter().find(|epoch| {
-            self.load::<B, <DigitNet<B> as Module<B>>::Record>("model", *epoch, device)
-                .is_ok()
-                && self.load::<B, O::Record>("optim", *epoch, device).is_ok()
-                && self
-                    .load::<B, S::Record<B>>("scheduler", *epoch, device)
-                    .is_ok()
-        }))
+        for epoch in self.epochs()? {
+            let read = self
+                .load::<B, <DigitNet<B> as Module<B>>::Record>("model", epoch, device)
+                .and_then(|_| self.load::<B, O::Record>("optim", epoch, device))
+                .and_then(|_| self.load::<B, S::Record<B>>("scheduler", epoch, device));
+            match read {
+                Ok(_) => return Ok(Some(epoch)),
+                Err(error) => writeln!(io::stderr(), "passed over: {error:#}")?,
+            }
+        }
+        Ok(None)
     }
 
     /// Reads a part of a checkpoint: `model`, `optim` or `scheduler`.
@@ -80,8 +67,8 @@ impl Artifacts {
         R: Record<B>,
     {
         let path = self.part(part, epoch);
-        Recorder::<B>::load(&CheckpointRecorder::new(), path.clone(), device)
-            .with_context(|| format!("cannot read {}", path.display()))
+        Recorder::<B>::load(&CheckpointRecorder::default(), path, device)
+            .with_context(|| format!("cannot go on from epoch {epoch}"))
     }
 
     fn part(&self, part: &str, epoch: usize) -> PathBuf {

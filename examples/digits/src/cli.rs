@@ -57,6 +57,10 @@ pub struct Args {
     #[arg(long, requires = "out")]
     pub resume: bool,
 
+    /// Write a line for each step to `steps.csv` in the folder: what was done, and a checksum of the model.
+    #[arg(long, requires = "out")]
+    pub trace: bool,
+
     /// Show Burn's dashboard, as is the default in a terminal; needs the feature `tui`.
     #[arg(long, conflicts_with_all = ["no_tui", "json"])]
     pub tui: bool,
@@ -98,6 +102,8 @@ pub struct Job {
     pub out: Option<PathBuf>,
     /// Whether to go on from a checkpoint.
     pub resume: bool,
+    /// Whether to write down every step.
+    pub trace: bool,
     /// Whether to show Burn's dashboard.
     pub dashboard: bool,
 }
@@ -132,6 +138,7 @@ impl Args {
             device: self.device,
             out: self.out,
             resume: self.resume,
+            trace: self.trace,
         })
     }
 

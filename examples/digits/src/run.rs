@@ -20,7 +20,7 @@ use crate::memory::METER;
 use crate::model::{DigitNet, evaluate};
 use crate::report::Row;
 use crate::train::{Display, train};
-use crate::watch::Watched;
+use crate::watch::{Trace, Watched};
 
 #[cfg(not(any(feature = "flex", feature = "cuda", feature = "vulkan")))]
 compile_error!("enable at least one of the features flex, cuda and vulkan");
@@ -100,6 +100,7 @@ pub fn warm_up(job: &Job) -> Result<()> {
     job.plan.epochs = 1;
     job.split.train.truncate(job.plan.batch);
     job.resume = false;
+    job.trace = false;
     job.dashboard = false;
     run(&job, Precision::F32, &Artifacts::new(folder.path())).map(drop)
 }
@@ -129,7 +130,17 @@ where
     B::seed(&device, job.plan.seed);
 
     let adam = AdamWConfig::new().with_epsilon(1e-8).init();
-    let (optim, watch): (Optim<B>, _) = Watched::new(AmpOptimizerConfig::new().init(adam));
+    let optim = AmpOptimizerConfig::new()
+        .with_gradient_norm(true)
+        .init(adam);
+    let trace = match job.trace {
+        true => Some(Trace::open(
+            &artifacts.folder().join("steps.csv"),
+            resume.is_some(),
+        )?),
+        false => None,
+    };
+    let (optim, watch): (Optim<B>, _) = Watched::new(optim, trace);
     let display = if job.dashboard {
         Display::Dashboard
     } else {

@@ -15,11 +15,15 @@ use burn::train::{
     Learner, LearningComponentsMarker, MetricEarlyStoppingStrategy, StoppingCondition,
     SupervisedTraining,
 };
+use burn_amp::train::metric::{
+    GradientNormMetric, LossScaleMetric, PeakMemoryMetric, SkippedStepsMetric, ThroughputMetric,
+};
 use serde::Serialize;
 
 use crate::checkpoint::{Artifacts, CheckpointRecorder};
 use crate::data;
 use crate::loader::Loader;
+use crate::memory::METER;
 use crate::model::DigitNet;
 use crate::progress::Bar;
 
@@ -84,6 +88,7 @@ type Components<B, O> = LearningComponentsMarker<B, ComposedLrScheduler, DigitNe
 /// The metrics of a training: what the dashboard shows and the log files hold.
 fn with_metrics<B, O>(
     training: SupervisedTraining<Components<B, O>>,
+    device: &B::Device,
 ) -> SupervisedTraining<Components<B, O>>
 where
     B: AutodiffBackend,
@@ -95,6 +100,11 @@ where
         .metric_train_numeric(LossMetric::new())
         .metric_valid_numeric(LossMetric::new())
         .metric_train_numeric(LearningRateMetric::new())
+        .metric_train_numeric(LossScaleMetric::new(device))
+        .metric_train_numeric(SkippedStepsMetric::new(device))
+        .metric_train_numeric(GradientNormMetric::new(device))
+        .metric_train_numeric(ThroughputMetric::samples())
+        .metric_train_numeric(PeakMemoryMetric::new(*METER.source()))
 }
 
 /// Trains a model, from the checkpoint of epoch `resume` if there is one, and returns it for inference.
@@ -118,8 +128,8 @@ where
     let valid = Loader::<B::InnerBackend>::in_order(&split.test, plan.batch, device);
 
     let training = SupervisedTraining::new(artifacts.folder(), Arc::new(train), Arc::new(valid));
-    let mut training = with_metrics::<B, O>(training)
-        .with_file_checkpointer(CheckpointRecorder::new())
+    let mut training = with_metrics::<B, O>(training, device)
+        .with_file_checkpointer(CheckpointRecorder::default())
         .with_checkpointing_strategy(KeepLastNCheckpoints::new(KEPT_CHECKPOINTS))
         .with_application_logger(None)
         .num_epochs(plan.epochs);

@@ -58,8 +58,16 @@ impl SharedScaler {
             ledger: Arc::new(Mutex::new(Ledger {
                 settled: scaler,
                 pending: None,
+                is_record: false,
             })),
         }
+    }
+
+    /// Creates a handle to a scaler that was loaded.
+    pub(crate) fn restored(scaler: LossScaler) -> Self {
+        let restored = Self::new(scaler);
+        restored.lock().is_record = true;
+        restored
     }
 
     /// Returns the current scale, the pending verdict included.
@@ -76,6 +84,7 @@ impl SharedScaler {
     pub fn begin_backward(&self) -> f32 {
         let mut ledger = self.lock();
         ledger.commit();
+        ledger.is_record = false;
         ledger.settled.scale()
     }
 
@@ -98,7 +107,15 @@ impl SharedScaler {
     /// Takes over the recorded state but keeps the current settings, as
     /// [`LossScaler::load_record`] does, and drops the pending verdict.
     pub fn load(&self, record: LossScalerRecord) -> Result<(), LossScaleError> {
-        self.lock().replace(|scaler| scaler.load_record(record))
+        let mut ledger = self.lock();
+        ledger.replace(|scaler| scaler.load_record(record))?;
+        ledger.is_record = true;
+        Ok(())
+    }
+
+    /// Whether the state is that of a record, which nothing has used yet.
+    pub(crate) fn is_record(&self) -> bool {
+        self.lock().is_record
     }
 
     /// Commits the pending verdict, then replaces the settings as [`LossScaler::reconfigure`]
@@ -129,6 +146,8 @@ impl SharedScaler {
 struct Ledger {
     settled: LossScaler,
     pending: Option<Verdict>,
+    /// Whether a record was loaded, and no backward pass or verdict since.
+    is_record: bool,
 }
 
 #[derive(Debug)]
@@ -151,6 +170,7 @@ impl Ledger {
     }
 
     fn report(&mut self, optimizer: OptimizerId, found_inf: bool) -> ScaleUpdate {
+        self.is_record = false;
         if let Some(verdict) = &self.pending
             && verdict.reporters.contains(&optimizer)
         {

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::check::Check;
 use super::clip::{GradClipping, clip};
 use super::reduce::{device_of, is_replica, reduce};
+use super::statistics::Statistics;
 use super::widen::{has_half, in_f32};
 use super::{AmpOptimizerRecord, StepCounters, StepOutcome, TrainingMonitor};
 use crate::full_precision;
@@ -42,12 +43,24 @@ pub enum GradientCheck {
 /// # fn is_optimizer<O: Optimizer<Linear<B>, B>>(_: O) {}
 /// # is_optimizer(optim);
 /// ```
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct AmpOptimizerConfig {
     gradient_check: GradientCheck,
     grad_clipping: Option<GradClipping>,
     gradient_norm: bool,
+    statistics_guard: bool,
+}
+
+impl Default for AmpOptimizerConfig {
+    fn default() -> Self {
+        Self {
+            gradient_check: GradientCheck::default(),
+            grad_clipping: None,
+            gradient_norm: false,
+            statistics_guard: true,
+        }
+    }
 }
 
 impl AmpOptimizerConfig {
@@ -78,6 +91,22 @@ impl AmpOptimizerConfig {
         self
     }
 
+    /// Whether a skipped step takes the running statistics of batch norms back to what they were after the
+    /// step before, if the forward pass left some that are not finite, as after a batch with NaN (default:
+    /// yes, where gradients are checked).
+    ///
+    /// They go back together. Where all are finite they stay as the forward pass left them, and parameters,
+    /// frozen ones included, are not touched. If the very first step is skipped, they go back to what the
+    /// last forward pass found: not past a poisoned micro-batch before it.
+    ///
+    /// A skipped step of a module with statistics or frozen parameters costs one more read by the host,
+    /// and two if any are not finite; other steps cost none. Tensors without gradient that the program
+    /// replaces by itself are kept in memory until the next step.
+    pub fn with_statistics_guard(mut self, statistics_guard: bool) -> Self {
+        self.statistics_guard = statistics_guard;
+        self
+    }
+
     /// Wraps an optimizer.
     ///
     /// # Panics
@@ -96,6 +125,7 @@ impl AmpOptimizerConfig {
             counters: StepCounters::default(),
             outcome: None,
             update: None,
+            statistics: Statistics::default(),
             warned_of_order: false,
         }
     }
@@ -105,7 +135,9 @@ impl AmpOptimizerConfig {
 ///
 /// It makes one decision a step over exactly the gradients that it was handed: either the inner
 /// optimizer steps, in full precision, or module and state stay bitwise what they were. In f16 that
-/// costs one read by the host a step, in bf16 and f32 none.
+/// costs one read by the host a step, in bf16 and f32 none. What a forward pass has done to running
+/// statistics before is taken back if it is not finite; see
+/// [`with_statistics_guard`](AmpOptimizerConfig::with_statistics_guard).
 ///
 /// The parameters are the f32 master weights; there is no other copy. Gradients come out of
 /// `backward()` as true gradients, so clipping that is set on the inner optimizer with
@@ -136,6 +168,7 @@ pub struct AmpOptimizer<O> {
     counters: StepCounters,
     outcome: Option<StepOutcome>,
     update: Option<ScaleUpdate>,
+    statistics: Statistics,
     warned_of_order: bool,
 }
 
@@ -151,6 +184,7 @@ impl<O: Clone> Clone for AmpOptimizer<O> {
             counters: self.counters,
             outcome: self.outcome.clone(),
             update: self.update,
+            statistics: self.statistics.clone(),
             warned_of_order: self.warned_of_order,
         }
     }
@@ -279,6 +313,7 @@ where
     fn load_record(mut self, record: Self::Record) -> Self {
         self.optim = self.optim.load_record(record.optim);
         self.counters = record.counters;
+        self.statistics = Statistics::default();
         if let Some(device) = record.device {
             self.devices = vec![device];
         }
@@ -289,6 +324,42 @@ where
         }
         self
     }
+}
+
+/// Devices and those that were configured together with them, each once. Of a replica that is trained
+/// with others, only its own: theirs report the same.
+pub(super) fn devices_of<B, M>(module: &M, devices: &[Device<B>]) -> Vec<DeviceKey>
+where
+    B: AutodiffBackend,
+    M: AutodiffModule<B>,
+{
+    let each_once = |keys: Vec<DeviceKey>| {
+        let mut found = Vec::new();
+        for key in keys {
+            if !found.contains(&key) {
+                found.push(key);
+            }
+        }
+        found
+    };
+    let own = each_once(devices.iter().map(DeviceKey::of).collect());
+    let groups = each_once(own.iter().copied().flat_map(policy::group_of).collect());
+    if groups.len() > own.len() && !is_replica::<B, M>(module) {
+        groups
+    } else {
+        own
+    }
+}
+
+/// The scalers of devices, each once.
+pub(super) fn scalers_of(devices: &[DeviceKey]) -> Vec<SharedScaler> {
+    let mut scalers: Vec<SharedScaler> = Vec::new();
+    for scaler in devices.iter().copied().filter_map(policy::scaler) {
+        if !scalers.iter().any(|known| known.is_same(&scaler)) {
+            scalers.push(scaler);
+        }
+    }
+    scalers
 }
 
 impl<O> AmpOptimizer<O> {
@@ -339,6 +410,9 @@ impl<O> AmpOptimizer<O> {
                 (StepOutcome::Applied, Decision::Apply { scope })
             }
         };
+        if check && self.config.statistics_guard {
+            self.statistics.after::<B, M>(module, &outcome);
+        }
         self.counters.count(&outcome);
         self.outcome = Some(outcome);
         decision
@@ -364,29 +438,17 @@ impl<O> AmpOptimizer<O> {
     fn publish<B: Backend>(&self, norm: Option<Tensor<B, 1>>) {
         let monitor = TrainingMonitor::new(self.counters, self.scaler.clone()).with_norm(norm);
         for device in &self.devices {
-            monitor.clone().publish(*device);
+            monitor.clone().publish(*device, self.outcome.as_ref());
         }
     }
 
-    /// The scalers of the devices and of those configured together with them, each once. Of a replica
-    /// that is trained with others, only its own: theirs report the same.
     fn find_scalers<B, M>(&mut self, module: &M, devices: &[Device<B>]) -> Vec<SharedScaler>
     where
         B: AutodiffBackend,
         M: AutodiffModule<B>,
     {
-        let mut keys: Vec<_> = devices.iter().map(DeviceKey::of).collect();
-        let groups: Vec<_> = keys.iter().copied().flat_map(policy::group_of).collect();
-        if groups.len() > keys.len() && !is_replica::<B, M>(module) {
-            keys = groups;
-        }
-        let mut scalers: Vec<SharedScaler> = Vec::new();
-        for scaler in keys.iter().copied().filter_map(policy::scaler) {
-            if !scalers.iter().any(|known| known.is_same(&scaler)) {
-                scalers.push(scaler);
-            }
-        }
-        self.devices = keys;
+        self.devices = devices_of::<B, M>(module, devices);
+        let scalers = scalers_of(&self.devices);
         self.scaler = scalers.first().cloned();
 
         if let Some(device) = devices.first()

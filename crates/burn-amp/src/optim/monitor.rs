@@ -8,7 +8,7 @@ use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use burn::tensor::Tensor;
 use burn::tensor::backend::{Backend, DeviceOps};
 
-use super::StepCounters;
+use super::{StepCounters, StepOutcome};
 use crate::loss_scale::{LossScaler, SharedScaler};
 use crate::policy::DeviceKey;
 
@@ -44,13 +44,26 @@ pub struct TrainingMonitor {
     counters: StepCounters,
     scaler: Option<SharedScaler>,
     norm: Option<Arc<dyn Fn() -> f32 + Send + Sync>>,
+    /// The steps of all optimizers on the device in this process, whatever their records say.
+    steps: StepCounters,
+}
+
+/// What all optimizers on a device have done in this process.
+pub(super) fn steps_on(device: DeviceKey) -> StepCounters {
+    let last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
+    last.get(&device)
+        .map_or_else(StepCounters::default, |last| last.steps)
 }
 
 impl TrainingMonitor {
     /// That of the last step on a device; `None` before the first in this process.
     pub fn of<D: DeviceOps>(device: &D) -> Option<Self> {
+        Self::of_key(DeviceKey::of(device))
+    }
+
+    pub(crate) fn of_key(device: DeviceKey) -> Option<Self> {
         let last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
-        last.get(&DeviceKey::of(device)).cloned()
+        last.get(&device).cloned()
     }
 
     /// How many steps the optimizer has applied, skipped, and taken without gradients.
@@ -80,6 +93,7 @@ impl TrainingMonitor {
             counters,
             scaler,
             norm: None,
+            steps: StepCounters::default(),
         }
     }
 
@@ -93,11 +107,15 @@ impl TrainingMonitor {
         self
     }
 
-    /// Keeps the last norm if there is no new one.
-    pub(super) fn publish(mut self, device: DeviceKey) {
+    /// Counts the step, and keeps the last norm if there is no new one.
+    pub(super) fn publish(mut self, device: DeviceKey, outcome: Option<&StepOutcome>) {
         let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.norm.is_none() {
-            self.norm = last.remove(&device).and_then(|last| last.norm);
+        if let Some(last) = last.remove(&device) {
+            self.norm = self.norm.or(last.norm);
+            self.steps = last.steps;
+        }
+        if let Some(outcome) = outcome {
+            self.steps.count(outcome);
         }
         last.insert(device, self);
     }

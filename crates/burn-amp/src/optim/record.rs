@@ -1,4 +1,7 @@
-use burn::record::{PrecisionSettings, Record};
+use std::any::{TypeId, type_name};
+use std::sync::Once;
+
+use burn::record::{FullPrecisionSettings, PrecisionSettings, Record};
 use burn::tensor::backend::Backend;
 use serde::{Deserialize, Serialize};
 
@@ -8,6 +11,10 @@ use crate::policy::DeviceKey;
 
 /// What an [`AmpOptimizer`](crate::AmpOptimizer) saves: the inner optimizer's record, the loss
 /// scaler's and the counters.
+///
+/// All of it is stored in full precision whatever the recorder's settings: `CompactRecorder` narrows the
+/// weights of a module to f16, and would narrow moments too, of which the second are soon below what f16
+/// holds.
 #[derive(Debug, Clone)]
 pub struct AmpOptimizerRecord<R> {
     /// The record of the inner optimizer.
@@ -22,6 +29,9 @@ pub struct AmpOptimizerRecord<R> {
 
 impl<R> From<R> for AmpOptimizerRecord<R> {
     /// Takes over the record of a plain optimizer. The loss scale stays what it is.
+    ///
+    /// Burn's `Learner` reads the optimizer's file of a checkpoint as the record of its own optimizer. To
+    /// go on from a plain one, load its record, convert it, and record it in place of the file.
     fn from(optim: R) -> Self {
         Self {
             optim,
@@ -48,9 +58,10 @@ pub enum AmpOptimizerRecordItem<I> {
 }
 
 impl<B: Backend, R: Record<B>> Record<B> for AmpOptimizerRecord<R> {
-    type Item<S: PrecisionSettings> = AmpOptimizerRecordItem<R::Item<S>>;
+    type Item<S: PrecisionSettings> = AmpOptimizerRecordItem<R::Item<FullPrecisionSettings>>;
 
     fn into_item<S: PrecisionSettings>(self) -> Self::Item<S> {
+        tell_if_widened::<S>();
         AmpOptimizerRecordItem::V1 {
             optim: self.optim.into_item(),
             scaler: self.scaler,
@@ -70,5 +81,17 @@ impl<B: Backend, R: Record<B>> Record<B> for AmpOptimizerRecord<R> {
             counters,
             device: Some(DeviceKey::of(device)),
         }
+    }
+}
+
+fn tell_if_widened<S: PrecisionSettings>() {
+    static TOLD: Once = Once::new();
+    if TypeId::of::<S::FloatElem>() != TypeId::of::<f32>() {
+        TOLD.call_once(|| {
+            log::info!(
+                "the recorder stores floats as {}; the optimizer's state is stored as f32",
+                type_name::<S::FloatElem>()
+            );
+        });
     }
 }

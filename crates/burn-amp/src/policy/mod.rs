@@ -16,8 +16,9 @@ pub use scope::{ScopeGuard, enter_full_precision, full_precision};
 
 pub(crate) use rules::{Policy, Rule};
 pub(crate) use scope::{
-    DeviceKey, DeviceQuery, Frame, ManualScalingGuard, ScopeScaler, begin_backward, group_of,
-    install, is_idle, is_off, reads_as_f32, reduction, resolve, restore_scaler, rule, scaler,
+    DeviceKey, DeviceQuery, Frame, Install, ManualScalingGuard, ScopeScaler, begin_backward,
+    group_of, install, is_idle, is_off, reads_as_f32, reduction, resolve, restore_scaler, rule,
+    scaler,
 };
 #[cfg(feature = "ddp")]
 pub(crate) use scope::{Unlike, align};

@@ -362,13 +362,22 @@ fn update_registry<E>(change: impl FnOnce(&mut Registry) -> Result<(), E>) -> Re
     Ok(())
 }
 
-/// Installs a policy and loss-scale settings for devices, which form a group if they are several. An
-/// existing scaler keeps its scale and counters as far as the new settings allow, so that precision
-/// can be toggled between steps; in a group, those of the first device are everyone's.
+/// What becomes of a device's scaler when another configuration is installed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Install {
+    /// A run begins: so does its scaler, unless a record was loaded for it.
+    Begin,
+    /// A run goes on: scale and counters are kept as far as the new settings allow.
+    Switch,
+}
+
+/// Installs a policy and loss-scale settings for devices, which form a group if they are several; the
+/// first one's scale is then everyone's. One that is switched stays in its group.
 pub(crate) fn install(
     keys: &[DeviceKey],
     policy: Policy,
     loss_scale: LossScaleConfig,
+    how: Install,
 ) -> Result<(), LossScaleConfigError> {
     loss_scale.validate()?;
     let group = (keys.len() > 1).then(|| {
@@ -376,11 +385,12 @@ pub(crate) fn install(
         Arc::new(Group { members })
     });
     update_registry(|registry| {
-        let mut first: Option<LossScalerRecord> = None;
+        let mut first: Option<LossScaler> = None;
         for key in keys {
             let existing = registry
                 .get(key)
-                .and_then(|state| state.scaling.existing().cloned());
+                .and_then(|state| state.scaling.existing().cloned())
+                .filter(|scaler| how == Install::Switch || scaler.is_record());
             let scaling = match (&loss_scale, existing) {
                 (LossScaleConfig::None, dormant) => DeviceScaling::Off { dormant },
                 (loss_scale, Some(scaler)) => {
@@ -393,14 +403,18 @@ pub(crate) fn install(
             };
             if let DeviceScaling::On(scaler) = &scaling {
                 match &first {
-                    Some(record) => scaler.load(record.clone()).expect(RECORD_IS_VALID),
-                    None => first = Some(scaler.state().to_record()),
+                    Some(first) => copy(first, scaler),
+                    None => first = Some(scaler.state()),
                 }
             }
+            let group = match (&group, how) {
+                (None, Install::Switch) => registry.get(key).and_then(|state| state.group.clone()),
+                (group, _) => group.clone(),
+            };
             let state = DeviceState {
                 policy: policy.clone(),
                 scaling,
-                group: group.clone(),
+                group,
             };
             registry.insert(*key, Arc::new(state));
         }
@@ -408,14 +422,20 @@ pub(crate) fn install(
     })
 }
 
-const RECORD_IS_VALID: &str = "a scaler accepts the state of another with the same settings";
+/// Gives a scaler the state of another with the same settings.
+fn copy(from: &LossScaler, to: &SharedScaler) {
+    if to.state() != *from {
+        to.load(from.to_record())
+            .expect("the state of a scaler with the same settings is valid");
+    }
+}
 
 /// Gives the device a scaler with the settings of a scope, unless it was configured before.
 fn arm_device_scaler(key: DeviceKey, loss_scale: &LossScaleConfig) {
     if matches!(loss_scale, LossScaleConfig::None) || with_device(key, |state| state.is_some()) {
         return;
     }
-    install(&[key], Policy::off(), loss_scale.clone())
+    install(&[key], Policy::off(), loss_scale.clone(), Install::Begin)
         .expect("the settings of a scope are checked when it is entered");
 }
 
@@ -438,7 +458,7 @@ pub(crate) fn restore_scaler(
     if let Some(scaler) = existing.into_iter().next() {
         return Ok(scaler);
     }
-    let scaler = SharedScaler::new(LossScaler::from_record(record)?);
+    let scaler = SharedScaler::restored(LossScaler::from_record(record)?);
     update_registry::<LossScaleError>(|registry| {
         let state = registry.get(&key);
         let state = DeviceState {
@@ -525,7 +545,7 @@ pub(crate) fn align(keys: &[DeviceKey]) -> Result<(), (usize, Unlike)> {
     }
     for key in others {
         if let (Some(scaler), Some(state)) = (device_scaler(*key), &state) {
-            scaler.load(state.to_record()).expect(RECORD_IS_VALID);
+            copy(state, &scaler);
         }
     }
     Ok(())
@@ -565,7 +585,19 @@ pub(crate) fn begin_backward(key: DeviceKey) -> f32 {
     if AUTOMATIC_SCALING_OFF.get() > 0 {
         return 1.0;
     }
-    scaler(key).map_or(1.0, |scaler| scaler.begin_backward())
+    if let Some(scaler) = scaler(key) {
+        return scaler.begin_backward();
+    }
+    // A run without loss scaling has begun: a record that was loaded is not for the next one.
+    with_device(key, |state| {
+        if let Some(DeviceScaling::Off {
+            dormant: Some(scaler),
+        }) = state.map(|state| &state.scaling)
+        {
+            scaler.begin_backward();
+        }
+    });
+    1.0
 }
 
 /// Whether a half-precision tensor on the device is read as f32.

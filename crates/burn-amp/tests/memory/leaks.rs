@@ -1,15 +1,17 @@
 //! Bytes in use stay where they are, step after step.
 
 use burn::backend::Flex;
-use burn::module::Module;
-use burn::nn::{Gelu, LayerNorm, LayerNormConfig, Linear, LinearConfig};
+use burn::module::{Module, Param};
+use burn::nn::{
+    BatchNorm, BatchNormConfig, Gelu, LayerNorm, LayerNormConfig, Linear, LinearConfig,
+};
 use burn::optim::{AdamConfig, GradientsParams, Optimizer};
-use burn::tensor::Tensor;
 use burn::tensor::activation::softmax;
 use burn::tensor::backend::Backend;
+use burn::tensor::{DType, Tensor};
 use burn_amp::loss_scale::LossScaleConfig;
 use burn_amp::memory::MemorySource;
-use burn_amp::{Amp, AmpConfig, AmpOptimizerConfig, Autocast, Autodiff, StepOutcome};
+use burn_amp::{Amp, AmpConfig, AmpOptimizerConfig, Autocast, Autodiff, EmaConfig, StepOutcome};
 
 use crate::common::normal;
 use crate::{HEAP, alone};
@@ -100,6 +102,65 @@ fn should_leave_nothing_behind_when_steps_are_skipped() {
     });
 }
 
+#[test]
+fn should_leave_nothing_behind_when_statistics_are_put_back() {
+    let _alone = alone();
+    let config = AmpConfig::f16().with_loss_scale(LossScaleConfig::fixed(1024.0));
+    Autocast::new(&config).unwrap().run(|| {
+        let mut model: BatchNorm<B> = BatchNormConfig::new(16).init(&Default::default());
+        let mut optim = AmpOptimizerConfig::new().init(AdamConfig::new().init());
+        let x = normal::<B, 2>([8, 16], 80, &Default::default());
+        assert_steady("steps of which every other one is poisoned", |index| {
+            let size = if index % 2 == 0 { 1.0 } else { f32::NAN };
+            let loss = model.forward(x.clone().mul_scalar(size)).sum();
+            let gradients = GradientsParams::from_grads(loss.backward(), &model);
+            model = optim.step(1e-4, model.clone(), gradients);
+            assert_eq!(optim.outcome().unwrap().is_skipped(), index % 2 == 1);
+        });
+    });
+}
+
+#[test]
+fn should_leave_nothing_behind_in_an_average() {
+    let _alone = alone();
+    Autocast::new(&AmpConfig::bf16()).unwrap().run(|| {
+        let mut model = Model::new();
+        let mut optim = AmpOptimizerConfig::new().init(AdamConfig::new().init());
+        let mut ema = EmaConfig::new(0.9).init(&model).unwrap();
+        let x = normal::<B, 2>([8, 16], 81, &Default::default());
+        assert_steady("steps that are averaged", |_| {
+            let loss = model.loss(x.clone());
+            // Also while the graph is there.
+            ema.update(&model);
+            let gradients = GradientsParams::from_grads(loss.backward(), &model);
+            model = optim.step(1e-4, model.clone(), gradients);
+            ema.update_after(&model, optim.outcome());
+            drop(ema.valid(&model));
+        });
+    });
+}
+
+/// Four bytes for a bf16 parameter of two, and nothing of the graphs that it is in.
+#[test]
+fn should_keep_four_bytes_of_a_parameter_in_an_average() {
+    const COUNT: u64 = 1 << 18;
+    let _alone = alone();
+    let device = Default::default();
+    let ones = Tensor::<B, 2>::ones([512, 512], (&device, DType::BF16));
+    let param = Param::from_tensor(ones);
+    // What was there once stays in Burn's graph until then.
+    param.val().sum().backward();
+    let before = HEAP.in_use();
+    let loss = (param.val() * param.val()).sum();
+    let mut ema = EmaConfig::new(0.9).init(&param).unwrap();
+    for _update in 0..3 {
+        ema.update(&param);
+    }
+    drop(loss.backward());
+    let kept = HEAP.in_use() - before;
+    assert!((4 * COUNT..4 * COUNT + 8192).contains(&kept), "{kept}");
+}
+
 /// The value of a chain before it is stored is f32: 4 MiB here, on a thread that holds nothing else.
 #[test]
 fn should_let_go_of_a_chains_value_at_its_end() {
@@ -108,7 +169,7 @@ fn should_let_go_of_a_chains_value_at_its_end() {
         let device = Default::default();
         let x = normal::<B, 2>([1024, 1024], 78, &device);
         let row = normal::<B, 2>([1, 1024], 79, &device).require_grad();
-        let x = x.cast(burn::tensor::DType::BF16);
+        let x = x.cast(DType::BF16);
         let before = HEAP.in_use();
         let sum = (x.clone() + row.clone()).sum();
         let after_a_sum = HEAP.in_use() - before;
