@@ -150,16 +150,16 @@ impl AmpConfig {
     ///
     /// The device lacks the type, an op name is unknown, a setting is out of range.
     pub fn init<D: AmpDevice>(&self, device: &D) -> Result<Precision, AmpError> {
-        self.install(std::slice::from_ref(device), Install::Begin)
+        self.init_devices(std::slice::from_ref(device))
     }
 
     /// Installs the configuration for the devices that train one model together, for every thread, and
     /// returns the precision that it comes to on all of them.
     ///
     /// The loss scale of each moves by what an optimizer found on any of them, so that none goes on with
-    /// a scale that has overflowed elsewhere. Use it for the multi-device strategies of Burn's `Learner` and
-    /// for `ddp`, with the devices the strategy is given. A device may be named twice.
-    /// [`init`](AmpConfig::init) takes a device out again.
+    /// a scale that has overflowed elsewhere; a record that was loaded for the first is everyone's. Use it
+    /// for the multi-device strategies of Burn's `Learner` and for `ddp`, with the devices the strategy is
+    /// given. A device may be named twice. [`init`](AmpConfig::init) takes a device out again.
     ///
     /// # Errors
     ///
@@ -182,7 +182,8 @@ impl AmpConfig {
     }
 
     /// As [`init`](AmpConfig::init), in the middle of a run, between steps: the loss scale goes on from
-    /// where it was as far as the new settings allow, also after a time without loss scaling.
+    /// where it was as far as the new settings allow, also after a time without loss scaling. A device of
+    /// several stays with the others, which are to be switched too.
     ///
     /// # Errors
     ///
@@ -203,16 +204,6 @@ impl AmpConfig {
     /// ```
     pub fn switch<D: AmpDevice>(&self, device: &D) -> Result<Precision, AmpError> {
         self.install(std::slice::from_ref(device), Install::Switch)
-    }
-
-    /// As [`switch`](AmpConfig::switch), for all devices of [`init_devices`](AmpConfig::init_devices): the
-    /// scale of the first is everyone's.
-    ///
-    /// # Errors
-    ///
-    /// As [`init_devices`](AmpConfig::init_devices).
-    pub fn switch_devices<D: AmpDevice>(&self, devices: &[D]) -> Result<Precision, AmpError> {
-        self.install(devices, Install::Switch)
     }
 
     fn install<D: AmpDevice>(&self, devices: &[D], how: Install) -> Result<Precision, AmpError> {

@@ -209,3 +209,10 @@ fn all_reduce<B: AmpBackend + DistributedBackend>(
     }
     server.submit_sync_collective(device.clone());
 }
+
+/// What `ExecutionStrategy::ddp` asks of a backend, of the one that has collectives.
+#[cfg(feature = "cuda")]
+const _: fn() = || {
+    fn trains<B: AutodiffBackend + DistributedBackend>() {}
+    trains::<crate::Autodiff<Amp<burn::backend::Cuda>>>();
+};

@@ -5,7 +5,7 @@ use burn::tensor::backend::AutodiffBackend;
 use serde::{Deserialize, Serialize};
 
 use super::NonFiniteGradient;
-use super::amp_optimizer::{keys_of, scalers_of};
+use super::amp_optimizer::{devices_of, scalers_of};
 use super::check::Check;
 use super::widen::in_f32;
 use crate::full_precision;
@@ -124,7 +124,7 @@ impl<M> AmpGradientsAccumulator<M> {
             });
             self.kept += 1;
         } else {
-            for scaler in scalers_of(&keys_of::<B, M>(module, &module.devices())) {
+            for scaler in scalers_of(&devices_of::<B, M>(module, &module.devices())) {
                 scaler.report(self.id, true);
             }
             self.dropped += 1;

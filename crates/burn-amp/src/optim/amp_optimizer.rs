@@ -326,37 +326,35 @@ where
     }
 }
 
-/// The devices and those configured together with them, each once. Of a replica that is trained with
-/// others, only its own: theirs report the same.
-pub(super) fn keys_of<B, M>(module: &M, devices: &[Device<B>]) -> Vec<DeviceKey>
+/// Devices and those that were configured together with them, each once. Of a replica that is trained
+/// with others, only its own: theirs report the same.
+pub(super) fn devices_of<B, M>(module: &M, devices: &[Device<B>]) -> Vec<DeviceKey>
 where
     B: AutodiffBackend,
     M: AutodiffModule<B>,
 {
-    let mut keys: Vec<DeviceKey> = Vec::new();
-    for key in devices.iter().map(DeviceKey::of) {
-        if !keys.contains(&key) {
-            keys.push(key);
-        }
-    }
-    let own = keys.len();
-    for index in 0..own {
-        for key in policy::group_of(keys[index]) {
-            if !keys.contains(&key) {
-                keys.push(key);
+    let each_once = |keys: Vec<DeviceKey>| {
+        let mut found = Vec::new();
+        for key in keys {
+            if !found.contains(&key) {
+                found.push(key);
             }
         }
+        found
+    };
+    let own = each_once(devices.iter().map(DeviceKey::of).collect());
+    let groups = each_once(own.iter().copied().flat_map(policy::group_of).collect());
+    if groups.len() > own.len() && !is_replica::<B, M>(module) {
+        groups
+    } else {
+        own
     }
-    if keys.len() > own && is_replica::<B, M>(module) {
-        keys.truncate(own);
-    }
-    keys
 }
 
 /// The scalers of devices, each once.
-pub(super) fn scalers_of(keys: &[DeviceKey]) -> Vec<SharedScaler> {
+pub(super) fn scalers_of(devices: &[DeviceKey]) -> Vec<SharedScaler> {
     let mut scalers: Vec<SharedScaler> = Vec::new();
-    for scaler in keys.iter().copied().filter_map(policy::scaler) {
+    for scaler in devices.iter().copied().filter_map(policy::scaler) {
         if !scalers.iter().any(|known| known.is_same(&scaler)) {
             scalers.push(scaler);
         }
@@ -449,7 +447,7 @@ impl<O> AmpOptimizer<O> {
         B: AutodiffBackend,
         M: AutodiffModule<B>,
     {
-        self.devices = keys_of::<B, M>(module, devices);
+        self.devices = devices_of::<B, M>(module, devices);
         let scalers = scalers_of(&self.devices);
         self.scaler = scalers.first().cloned();
 

@@ -371,8 +371,8 @@ pub(crate) enum Install {
     Switch,
 }
 
-/// Installs a policy and loss-scale settings for devices, which form a group if they are several: what is
-/// kept of the first one's scale is everyone's.
+/// Installs a policy and loss-scale settings for devices, which form a group if they are several; the
+/// first one's scale is then everyone's. One that is switched stays in its group.
 pub(crate) fn install(
     keys: &[DeviceKey],
     policy: Policy,
@@ -385,7 +385,7 @@ pub(crate) fn install(
         Arc::new(Group { members })
     });
     update_registry(|registry| {
-        let mut first: Option<LossScalerRecord> = None;
+        let mut first: Option<LossScaler> = None;
         for key in keys {
             let existing = registry
                 .get(key)
@@ -402,16 +402,19 @@ pub(crate) fn install(
                 }
             };
             if let DeviceScaling::On(scaler) = &scaling {
-                let record = scaler.state().to_record();
-                let first = first.get_or_insert_with(|| record.clone());
-                if *first != record {
-                    scaler.load(first.clone()).expect(RECORD_IS_VALID);
+                match &first {
+                    Some(first) => copy(first, scaler),
+                    None => first = Some(scaler.state()),
                 }
             }
+            let group = match (&group, how) {
+                (None, Install::Switch) => registry.get(key).and_then(|state| state.group.clone()),
+                (group, _) => group.clone(),
+            };
             let state = DeviceState {
                 policy: policy.clone(),
                 scaling,
-                group: group.clone(),
+                group,
             };
             registry.insert(*key, Arc::new(state));
         }
@@ -419,7 +422,13 @@ pub(crate) fn install(
     })
 }
 
-const RECORD_IS_VALID: &str = "a scaler accepts the state of another with the same settings";
+/// Gives a scaler the state of another with the same settings.
+fn copy(from: &LossScaler, to: &SharedScaler) {
+    if to.state() != *from {
+        to.load(from.to_record())
+            .expect("the state of a scaler with the same settings is valid");
+    }
+}
 
 /// Gives the device a scaler with the settings of a scope, unless it was configured before.
 fn arm_device_scaler(key: DeviceKey, loss_scale: &LossScaleConfig) {
@@ -536,7 +545,7 @@ pub(crate) fn align(keys: &[DeviceKey]) -> Result<(), (usize, Unlike)> {
     }
     for key in others {
         if let (Some(scaler), Some(state)) = (device_scaler(*key), &state) {
-            scaler.load(state.to_record()).expect(RECORD_IS_VALID);
+            copy(state, &scaler);
         }
     }
     Ok(())

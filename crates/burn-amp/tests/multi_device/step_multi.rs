@@ -184,9 +184,9 @@ fn should_move_the_scale_of_a_device_whose_gradients_were_sent_away() {
     }
     assert_eq!(step(&each), [512.0, 1024.0]);
 
-    // One that is configured by itself again has left.
-    eager_f16().switch(&together[1]).unwrap();
-    assert_eq!(step(&together), [256.0, 512.0]);
+    // One that is configured by itself again has left, and begins anew.
+    eager_f16().init(&together[1]).unwrap();
+    assert_eq!(step(&together), [256.0, 1024.0]);
 }
 
 #[test]
@@ -258,25 +258,28 @@ fn should_start_devices_from_the_scale_of_the_first() {
     let (grads, _) = model.differentiate(&devices[0], 1.0);
     let model = optim.step(0.1, model, grads);
 
-    // A device may be named twice.
+    // A run begins where the record of the first device's left off. A device may be named twice.
+    let record = optim.to_record();
+    let mut optim = optim.load_record(record);
     let named = [devices[0], devices[1], devices[1]];
-    let precision = eager_f16().switch_devices(&named).unwrap();
-    assert_eq!(precision, Precision::F16);
+    assert_eq!(eager_f16().init_devices(&named).unwrap(), Precision::F16);
     assert_eq!(scales(&model, &devices), [2048.0; 2]);
 
     // A record is loaded into all.
-    let [record, again] = [optim.to_record(), optim.to_record()];
+    let record = optim.to_record();
     let (grads, _) = model.differentiate(&devices[0], 1.0);
     let model = optim.step(0.1, model, grads);
     assert_eq!(scales(&model, &devices), [4096.0; 2]);
-    optim = optim.load_record(record);
+    let mut optim = optim.load_record(record);
     assert_eq!(scales(&model, &devices), [2048.0; 2]);
 
-    // A record that nothing has used is kept where a run begins; then one begins afresh.
-    let _optim = optim.load_record(again);
-    eager_f16().init_devices(&named).unwrap();
-    assert_eq!(scales(&model, &devices), [2048.0; 2]);
-    eager_f16().init_devices(&named).unwrap();
+    // A switch, of one after the other, leaves them together.
+    for device in &devices {
+        eager_f16().switch(device).unwrap();
+    }
+    let (grads, _) = model.differentiate(&devices[1], f32::MAX);
+    let grads = grads.to_device(&devices[0], &model);
+    let model = optim.step(0.1, model, grads);
     assert_eq!(scales(&model, &devices), [1024.0; 2]);
 }
 
