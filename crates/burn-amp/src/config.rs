@@ -119,7 +119,8 @@ impl AmpConfig {
     ///
     /// The workers of `ddp` send gradients that are still multiplied by the loss scale, so that small
     /// ones survive in f16, after their backward pass instead of during it. Burn's own order of the
-    /// decorators sends them in the type they have.
+    /// decorators sends them in the type they have, and so does its strategy `OptimMainDevice`, before an
+    /// optimizer sees them.
     pub fn with_reduction(mut self, reduction: Reduction) -> Self {
         self.reduction = reduction;
         self

@@ -3,20 +3,8 @@ use burn::tensor::backend::DeviceOps;
 
 /// A device that mixed precision can be configured for.
 ///
-/// Implemented for the devices of Burn's backends; another backend's device opts in with the one
-/// method:
-///
-/// ```
-/// use burn::backend::{Flex, flex::FlexDevice};
-/// use burn::tensor::{DType, backend::Backend};
-/// # trait AmpDevice { fn supports_dtype(&self, dtype: DType) -> bool; }
-///
-/// impl AmpDevice for FlexDevice {
-///     fn supports_dtype(&self, dtype: DType) -> bool {
-///         Flex::supports_dtype(self, dtype)
-///     }
-/// }
-/// ```
+/// Implemented for the devices of Burn's CPU, CUDA and Vulkan backends; a backend of your own opts its
+/// device in, usually by what its `Backend::supports_dtype` says.
 pub trait AmpDevice: DeviceOps {
     /// Whether tensors of this type can be stored and computed with on the device.
     fn supports_dtype(&self, dtype: DType) -> bool;

@@ -34,8 +34,8 @@
 //! - [`AmpConfig`] says which precision, with exceptions for single ops; [`autocast`] and
 //!   [`full_precision`] say it for a region of code.
 //! - [`OpClass`] explains what happens to an op; [`Op`] lists them all.
-//! - [`AmpOptimizer`] skips steps whose gradients are not finite; [`GradScaler`] is for loops that are
-//!   written by hand.
+//! - [`AmpOptimizer`] skips steps whose gradients are not finite: in f16, and wherever [`GradientCheck`] says
+//!   so. [`GradScaler`] is for loops that are written by hand.
 //! - [`Ema`] averages parameters, [`HoldOnSkip`] holds a learning rate; both know of skipped steps.
 //! - [`loss_scale`] has the scaler itself.
 //!
@@ -61,7 +61,7 @@
 //!
 //! `flex` (default), `ndarray`, `cuda`, `vulkan`: Burn's backends. `fusion`: Burn's kernel fusion for the
 //! GPU backends. `autotune` (default): they time the ways to run a product. `train`: metrics
-//! for the dashboard of Burn's `Learner`. `ddp`: Burn's distributed data parallel training; with it, Burn
+//! and checkpoints of Burn's `Learner`. `ddp`: Burn's distributed data parallel training; with it, Burn
 //! trains on CubeCL's backends only, and not on `flex` or `ndarray`.
 
 #[cfg(doctest)]
