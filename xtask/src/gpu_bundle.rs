@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 use xshell::{Shell, cmd};
 
-/// A machine is lent by the minute, and what is carried to it is limited.
+/// GPU time is often paid by the minute, and what is carried to it is limited.
 const LARGEST: u64 = 60_000_000;
 
 /// The version of CUDA's API whose symbols the program looks up: older than the driver is fine, newer is

@@ -1,4 +1,4 @@
-//! How much time is left: a machine with a GPU is lent by the minute.
+//! How much time is left: GPU time is often paid by the minute.
 
 use std::time::{Duration, Instant};
 

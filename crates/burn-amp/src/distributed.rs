@@ -35,12 +35,14 @@ impl<B: AmpBackend + DistributedBackend> DistributedBackend for Amp<B> {
     /// If a device is named twice, or is configured in another way than the first one.
     fn start_communication_server(devices: &[Device<Self>], config: DistributedConfig) {
         assert_alike(devices);
-        let reduced_by_us = devices
+        // Of the devices, not of a scope: workers have threads of their own.
+        let half = devices
             .first()
-            .is_some_and(|device| B::ad_enabled(device) && half(device).is_some());
-        if reduced_by_us {
+            .filter(|device| B::ad_enabled(device))
+            .and_then(|device| policy::device_reduction(DeviceKey::of(device)).half());
+        if let Some(half) = half {
             start_distributed_sync_server::<Self>(devices, config);
-            let reduce: Reduce<B> = all_reduce::<B>;
+            let reduce: (Reduce<B>, Half) = (all_reduce::<B>, half);
             let mut reducers = REDUCERS.write().unwrap_or_else(PoisonError::into_inner);
             reducers.insert(TypeId::of::<B>(), Box::new(reduce));
         } else {
@@ -108,10 +110,6 @@ fn assert_alike<D: burn::tensor::backend::DeviceOps>(devices: &[D]) {
     }
 }
 
-fn half<D: burn::tensor::backend::DeviceOps>(device: &D) -> Option<Half> {
-    policy::reduction(DeviceKey::of(device)).half()
-}
-
 /// Reduces gradients over all workers, and waits for it.
 type Reduce<B> = fn(&mut [(DistributedParamId, FloatTensor<B>)], &Device<B>);
 
@@ -171,11 +169,11 @@ where
     B::InnerBackend: AmpBackend,
 {
     let reducers = REDUCERS.read().unwrap_or_else(PoisonError::into_inner);
-    let reduce: Option<Reduce<B>> = reducers
+    let reduce: Option<(Reduce<B>, Half)> = reducers
         .get(&TypeId::of::<B>())
         .and_then(|reduce| reduce.downcast_ref().copied());
     drop(reducers);
-    let (Some(reduce), Some(half)) = (reduce, half(device)) else {
+    let Some((reduce, half)) = reduce else {
         return HashMap::new();
     };
     let mut found: Vec<_> = params_on::<B>(device)

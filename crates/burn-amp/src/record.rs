@@ -16,7 +16,8 @@ use serde::de::DeserializeOwned;
 ///
 /// A record is written beside its file, flushed to the disk, read back, and only then put in the place of
 /// what was there: a program that is killed, and a disk that is full, leave the file of before. A file that
-/// cannot be read is an error with its path, also where the wrapped recorder would panic.
+/// cannot be read is an error with its path, also where the wrapped recorder would panic. Two that write to
+/// one path at the same time are not kept apart, and an item that is saved without a record is not read back.
 ///
 /// The files are those of the wrapped recorder, which reads them too.
 ///
@@ -89,9 +90,11 @@ impl<B: Backend, R: FileRecorder<B>> Recorder<B> for AtomicFileRecorder<R> {
             &path,
             |partial| self.inner.record(record, partial),
             |mut partial| {
-                self.inner
-                    .load_item::<BurnRecord<T::Item<R::Settings>, B>>(&mut partial)
-                    .map(drop)
+                readable(&partial.clone(), || {
+                    self.inner
+                        .load_item::<BurnRecord<T::Item<R::Settings>, B>>(&mut partial)
+                        .map(drop)
+                })
             },
         )
     }

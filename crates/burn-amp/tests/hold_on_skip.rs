@@ -2,8 +2,6 @@
 
 mod common;
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
 use burn::backend::Flex;
 use burn::lr_scheduler::LrScheduler;
 use burn::lr_scheduler::composed::ComposedLrSchedulerConfig;
@@ -27,12 +25,6 @@ type Inner = Amp<Flex>;
 type B = Autodiff<Inner>;
 type Device = burn::tensor::Device<Inner>;
 type Module = Param<Tensor<B, 1>>;
-
-/// What was done on a device is one for all tests.
-fn alone() -> MutexGuard<'static, ()> {
-    static LOCK: Mutex<()> = Mutex::new(());
-    LOCK.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// A module, and an optimizer whose outcomes a test can dictate.
 struct Training {
@@ -92,7 +84,7 @@ fn plain<S: LrScheduler>(mut schedule: S, steps: usize) -> Vec<f64> {
 }
 
 fn hold<S>(schedule: S) -> HoldOnSkip<S> {
-    HoldOnSkip::new(schedule, &Device::default())
+    HoldOnSkip::new(schedule)
 }
 
 /// Runs a check with Burn's schedules, whose records differ.
@@ -142,7 +134,6 @@ fn should_repeat_the_rate_of_a_skipped_step() {
         let actual = rates(&mut Training::new(), &mut hold(schedule), &STEPS);
         assert_eq!(actual, with_repeats);
     }
-    let _alone = alone();
     with_every_schedule!(check);
 }
 
@@ -153,14 +144,12 @@ fn should_be_the_plain_schedule_where_nothing_is_skipped() {
         let actual = rates(&mut Training::new(), &mut hold(schedule.clone()), &steps);
         assert_eq!(actual, plain(schedule, 8));
     }
-    let _alone = alone();
     with_every_schedule!(check);
 }
 
 /// Burn's `Learner` asks for a rate before each batch, and uses the last of a window.
 #[test]
 fn should_hold_a_window_of_micro_batches() {
-    let _alone = alone();
     let schedule = LinearLrSchedulerConfig::new(0.9, 0.1, 20).init().unwrap();
     let all = plain(schedule, 20);
     let mut schedule = hold(schedule);
@@ -179,7 +168,6 @@ fn should_hold_a_window_of_micro_batches() {
 
 #[test]
 fn should_go_on_where_any_step_since_was_applied() {
-    let _alone = alone();
     let schedule = LinearLrSchedulerConfig::new(0.9, 0.1, 8).init().unwrap();
     let all = plain(schedule, 4);
     let mut schedule = hold(schedule);
@@ -213,7 +201,6 @@ fn should_go_on_where_any_step_since_was_applied() {
 
 #[test]
 fn should_not_mind_what_was_before_it() {
-    let _alone = alone();
     let all = plain(
         ExponentialLrSchedulerConfig::new(0.9, 0.5).init().unwrap(),
         3,
@@ -277,7 +264,6 @@ fn should_resume_bitwise() {
             );
         }
     }
-    let _alone = alone();
     with_every_schedule!(check);
 }
 
@@ -296,7 +282,6 @@ fn should_not_round_the_rate_in_a_half_precision_record() {
 
 #[test]
 fn should_take_over_the_record_of_a_plain_schedule() {
-    let _alone = alone();
     let config = LinearLrSchedulerConfig::new(0.9, 0.1, 8);
     let mut schedule = config.init().unwrap();
     let all = plain(schedule, 6);
@@ -315,15 +300,30 @@ fn should_take_over_the_record_of_a_plain_schedule() {
     });
 }
 
-/// Where the module is on another kind of device, nothing is seen of it.
+/// As the workers of `ddp`, each with a clone of the schedule: what the others have done is not known yet.
 #[test]
-fn should_listen_to_its_own_device() {
-    let _alone = alone();
+fn should_listen_to_its_own_thread() {
     let schedule = LinearLrSchedulerConfig::new(0.9, 0.1, 8).init().unwrap();
     let all = plain(schedule, 3);
-    let elsewhere =
-        <burn::backend::NdArray as burn::tensor::backend::BackendTypes>::Device::default();
-    let mut schedule = HoldOnSkip::new(schedule, &elsewhere);
-    let rates = rates(&mut Training::new(), &mut schedule, &[Skip, Skip, Apply]);
-    assert_eq!(rates, all);
+    let mut first = hold(schedule);
+    let mut second = first.clone();
+    let mut training = Training::new();
+    let _skipped = rates(&mut training, &mut first, &[Skip]);
+    let worker = std::thread::spawn(move || {
+        let mut training = Training::new();
+        let [before, after] = [&[Apply][..], &[Skip, Apply, Skip]]
+            .map(|steps| rates(&mut training, &mut second, steps));
+        (before, after, second.to_record::<B>())
+    });
+    let (before, after, record) = worker.join().unwrap();
+    assert_eq!(
+        (before, after),
+        (vec![all[0]], vec![all[1], all[1], all[2]])
+    );
+    assert_eq!(rates(&mut training, &mut first, &[Apply, Apply]), all[..2]);
+
+    // A record of one that is held, loaded on a thread where other steps were taken.
+    let mut resumed = hold(schedule).load_record::<B>(record);
+    let resumed = std::thread::spawn(move || resumed.step()).join().unwrap();
+    assert_eq!(resumed, all[2]);
 }

@@ -14,8 +14,8 @@ use burn::tensor::activation::gelu;
 use burn::tensor::backend::{AutodiffBackend, Backend, DeviceId};
 use burn::tensor::{DType, Tensor};
 use burn_amp::{
-    Amp, AmpConfig, AmpOptimizer, AmpOptimizerConfig, Autocast, Autodiff, Counters, GradientCheck,
-    StepOutcome,
+    Amp, AmpConfig, AmpGradientsAccumulator, AmpOptimizer, AmpOptimizerConfig, Autocast, Autodiff,
+    BadMicroBatch, Counters, GradientCheck, StepOutcome,
 };
 use common::{normal, values};
 
@@ -436,4 +436,38 @@ fn guard_is_on_unless_the_configuration_says_otherwise() {
     let off: AmpOptimizerConfig = serde_json::from_str(r#"{"statistics_guard": false}"#).unwrap();
     assert_eq!(off, AmpOptimizerConfig::new().with_statistics_guard(false));
     assert_ne!(on, off);
+}
+
+#[test]
+fn a_micro_batch_that_is_dropped_leaves_no_trace_in_statistics() {
+    f16().run(|| {
+        let mut optim = optimizer::<Ours>(true);
+        let mut net = Net::<Ours>::new();
+        let mut accumulator = AmpGradientsAccumulator::new(BadMicroBatch::Drop);
+        for window in 0..2 {
+            for micro_batch in 0..3 {
+                let seed = 10 * window + micro_batch;
+                let good = net.statistics();
+                let is_bad = micro_batch == 1;
+                let x = if is_bad {
+                    poisoned(Poison::NaN)
+                } else {
+                    images(seed)
+                };
+                let grads = gradients(&net, x);
+                let dropped = accumulator.accumulate(&net, grads);
+                assert_eq!(!dropped.is_empty(), is_bad);
+                assert_eq!(net.statistics() == good, is_bad);
+            }
+            let grads = accumulator.grads(&net);
+            net = optim.step(0.1, net, grads);
+            assert!(optim.outcome().unwrap().is_applied());
+        }
+        // The optimizer's own guard knows good ones too.
+        let good = net.statistics();
+        net = step(&mut optim, net, poisoned(Poison::NaN));
+        assert!(optim.outcome().unwrap().is_skipped());
+        assert_eq!(net.statistics(), good);
+        assert!(evaluation(&net).iter().all(|value| value.is_finite()));
+    });
 }

@@ -31,6 +31,8 @@ type Training<X> = Autodiff<Amp<X>>;
 /// The optimizer of a model on `B`, as a checkpoint holds it.
 pub type Optim<B> = Watched<OptimizerAdaptor<AdamW, DigitNet<B>, B>>;
 
+/// The file of `--trace`.
+const TRACE: &str = "steps.csv";
 /// Samples in a batch when a trained model is measured.
 const TEST_BATCH: usize = 128;
 
@@ -135,7 +137,7 @@ where
         .init(adam);
     let trace = match job.trace {
         true => Some(Trace::open(
-            &artifacts.folder().join("steps.csv"),
+            &artifacts.folder().join(TRACE),
             resume.is_some(),
         )?),
         false => None,
@@ -191,8 +193,20 @@ fn resume_from<B: AutodiffBackend>(
     };
     match newest {
         Some(_) => artifacts.check(&job.plan)?,
-        None => artifacts.begin(&job.plan)?,
+        None => {
+            ensure!(
+                !job.resume || artifacts.epochs()?.is_empty(),
+                "none of the checkpoints in {} can be read",
+                artifacts.folder().display()
+            );
+            artifacts.begin(&job.plan)?;
+        }
     }
+    ensure!(
+        !job.trace || newest.is_none() || artifacts.folder().join(TRACE).exists(),
+        "{} holds a training without a trace, it cannot go on with --trace",
+        artifacts.folder().display()
+    );
     Ok(newest)
 }
 

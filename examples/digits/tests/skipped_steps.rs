@@ -27,7 +27,7 @@ fn should_repeat_the_rate_and_spoil_no_statistics() {
     amp.loss_scaler().set_scale(1024.0).unwrap();
     amp.run(|| {
         let optim = AmpOptimizerConfig::new().init(AdamConfig::new().init::<B, DigitNet<B>>());
-        let schedule = HoldOnSkip::new(schedule, &device);
+        let schedule = HoldOnSkip::new(schedule);
         let mut learner = Learner::new(DigitNet::<B>::new(&device), optim, schedule);
         let valid = Loader::in_order(samples, 48, &device);
         let score = |model: DigitNet<B>| evaluate(&model.valid(), valid.batches());

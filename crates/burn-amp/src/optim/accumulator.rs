@@ -5,8 +5,9 @@ use burn::tensor::backend::AutodiffBackend;
 use serde::{Deserialize, Serialize};
 
 use super::NonFiniteGradient;
-use super::amp_optimizer::{devices_of, scalers_of};
+use super::amp_optimizer::{devices_of, scalers_of, trained_on};
 use super::check::Check;
+use super::statistics::Statistics;
 use super::widen::in_f32;
 use crate::full_precision;
 use crate::loss_scale::OptimizerId;
@@ -18,7 +19,8 @@ pub enum BadMicroBatch {
     /// It is accumulated like the others, so that the optimizer skips the whole window. Nothing is read.
     #[default]
     SkipWindow,
-    /// It is left out, at one read by the host a micro-batch.
+    /// It is left out, at one read by the host a micro-batch. Running statistics that its forward pass left
+    /// not finite are taken back.
     Drop,
 }
 
@@ -74,6 +76,8 @@ pub struct AmpGradientsAccumulator<M> {
     sum: Sum<M>,
     kept: usize,
     dropped: usize,
+    statistics: Statistics,
+    was_stuck: bool,
 }
 
 struct Sum<M>(GradientsAccumulator<M>);
@@ -93,6 +97,8 @@ impl<M> AmpGradientsAccumulator<M> {
             sum: Sum(GradientsAccumulator::new()),
             kept: 0,
             dropped: 0,
+            statistics: Statistics::default(),
+            was_stuck: false,
         }
     }
 
@@ -117,6 +123,10 @@ impl<M> AmpGradientsAccumulator<M> {
             BadMicroBatch::SkipWindow => Vec::new(),
             BadMicroBatch::Drop => Check::of::<B, M>(module, &[&grads]).read(),
         };
+        if self.bad == BadMicroBatch::Drop {
+            self.statistics
+                .update::<B, M>(module, !non_finite.is_empty());
+        }
         if non_finite.is_empty() {
             full_precision(|| {
                 let grads = in_f32::<B, M>(grads, module);
@@ -124,8 +134,13 @@ impl<M> AmpGradientsAccumulator<M> {
             });
             self.kept += 1;
         } else {
-            for scaler in scalers_of(&devices_of::<B, M>(module, &module.devices())) {
-                scaler.report(self.id, true);
+            let devices = trained_on::<B, M>(module);
+            for scaler in scalers_of(&devices_of::<B, M>(module, &devices)) {
+                let update = scaler.report(self.id, true);
+                if update.stuck && !self.was_stuck {
+                    log::warn!("{update}");
+                }
+                self.was_stuck = update.stuck;
             }
             self.dropped += 1;
         }

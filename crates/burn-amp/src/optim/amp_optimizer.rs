@@ -1,4 +1,4 @@
-use burn::module::AutodiffModule;
+use burn::module::{AutodiffModule, ModuleVisitor, Param};
 use burn::optim::{GradientsParams, LearningRate, MultiGradientsParams, Optimizer};
 use burn::tensor::Tensor;
 use burn::tensor::backend::{AutodiffBackend, Backend};
@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::check::Check;
 use super::clip::{GradClipping, clip};
+use super::hold_on_skip;
 use super::reduce::{device_of, is_replica, reduce};
 use super::statistics::Statistics;
 use super::widen::{has_half, in_f32};
@@ -250,7 +251,7 @@ where
     type Record = AmpOptimizerRecord<O::Record>;
 
     fn step(&mut self, lr: LearningRate, module: M, mut grads: GradientsParams) -> M {
-        let devices = module.devices();
+        let devices = trained_on::<B, M>(&module);
         let Decision::Apply { scope } = self.decide(&module, &devices, &[&grads]) else {
             self.publish(None::<Tensor<B::InnerBackend, 1>>);
             return module;
@@ -270,7 +271,7 @@ where
     /// the clipping and the norm. [`AmpConfig::with_reduction`](crate::AmpConfig::with_reduction) sets
     /// the type in which they are sent.
     fn step_multi(&mut self, lr: LearningRate, module: M, mut grads: MultiGradientsParams) -> M {
-        let mut devices = module.devices();
+        let mut devices = trained_on::<B, M>(&module);
         let home = devices.first().cloned().unwrap_or_default();
         let reduction = policy::reduction(DeviceKey::of(&home));
         full_precision(|| reduce::<B, M>(&mut grads, &module, reduction));
@@ -301,11 +302,13 @@ where
             scaler: self.loss_scaler().map(|scaler| scaler.to_record()),
             counters: self.counters,
             device: self.devices.first().copied(),
+            is_default_device: false,
         }
     }
 
     /// Loads the inner optimizer's state, and the loss scale into the device's scaler, which may be
-    /// configured before or after.
+    /// configured before or after. A record that was read for the default device goes to the device, or the
+    /// group of devices, that is configured, if the default one is not and there is only one.
     ///
     /// # Panics
     ///
@@ -315,7 +318,11 @@ where
         self.counters = record.counters;
         self.statistics = Statistics::default();
         if let Some(device) = record.device {
-            self.devices = vec![device];
+            // Burn's `Learner` loads records for the default device, wherever the module is.
+            let other = record
+                .is_default_device
+                .then(|| policy::only_configured(device));
+            self.devices = vec![other.flatten().unwrap_or(device)];
         }
         if let (Some(scaler), Some(device)) = (record.scaler, self.devices.first().copied()) {
             let restored = policy::restore_scaler(device, scaler)
@@ -323,6 +330,33 @@ where
             self.scaler = Some(restored);
         }
         self
+    }
+}
+
+/// The devices of the parameters that are trained. Not those of running statistics: replicas of a module
+/// share them, on the device of whichever was there last.
+pub(super) fn trained_on<B, M>(module: &M) -> Vec<Device<B>>
+where
+    B: AutodiffBackend,
+    M: AutodiffModule<B>,
+{
+    struct Search<B: Backend>(Vec<Device<B>>);
+
+    impl<B: AutodiffBackend> ModuleVisitor<B> for Search<B> {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+            let device = param.device();
+            if param.is_require_grad() && !self.0.contains(&device) {
+                self.0.push(device);
+            }
+        }
+    }
+
+    let mut search = Search::<B>(Vec::new());
+    module.visit(&mut search);
+    if search.0.is_empty() {
+        module.devices()
+    } else {
+        search.0
     }
 }
 
@@ -414,6 +448,7 @@ impl<O> AmpOptimizer<O> {
             self.statistics.after::<B, M>(module, &outcome);
         }
         self.counters.count(&outcome);
+        hold_on_skip::count(&outcome);
         self.outcome = Some(outcome);
         decision
     }
@@ -438,7 +473,7 @@ impl<O> AmpOptimizer<O> {
     fn publish<B: Backend>(&self, norm: Option<Tensor<B, 1>>) {
         let monitor = TrainingMonitor::new(self.counters, self.scaler.clone()).with_norm(norm);
         for device in &self.devices {
-            monitor.clone().publish(*device, self.outcome.as_ref());
+            monitor.clone().publish(*device);
         }
     }
 

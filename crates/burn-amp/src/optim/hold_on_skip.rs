@@ -1,14 +1,32 @@
 //! A schedule that waits for steps that count.
 
+use std::cell::Cell;
+
 use burn::lr_scheduler::LrScheduler;
 use burn::optim::LearningRate;
 use burn::record::{PrecisionSettings, Record};
-use burn::tensor::backend::{Backend, DeviceOps};
+use burn::tensor::backend::Backend;
 use serde::{Deserialize, Serialize};
 
-use super::StepCounters;
-use super::monitor::steps_on;
-use crate::policy::DeviceKey;
+use super::{StepCounters, StepOutcome};
+
+thread_local! {
+    /// What the optimizers of this thread have done, whatever their records say.
+    static STEPS: Cell<StepCounters> = const {
+        Cell::new(StepCounters {
+            applied: 0,
+            skipped: 0,
+            empty: 0,
+        })
+    };
+}
+
+/// Counts a step of an optimizer on this thread.
+pub(super) fn count(outcome: &StepOutcome) {
+    let mut steps = STEPS.get();
+    steps.count(outcome);
+    STEPS.set(steps);
+}
 
 /// A learning-rate schedule that does not advance over skipped steps.
 ///
@@ -19,22 +37,19 @@ use crate::policy::DeviceKey;
 /// It serves Burn's `Learner` too, which asks for a rate before each batch: with gradient accumulation
 /// a window whose step was skipped is held as a whole, and repeats the last of its rates.
 ///
-/// What was skipped it learns from the device, as [`TrainingMonitor`](crate::TrainingMonitor) does. An
-/// [`AmpOptimizer`](crate::AmpOptimizer) that steps a module on several devices reports to the first of
-/// them. Several optimizers on a device are not told apart: rates are held when the steps since the last
-/// rate were skipped in all of them, and none was applied.
+/// It knows of the steps that any [`AmpOptimizer`](crate::AmpOptimizer) took on its thread, which is where
+/// `Learner` has both, also with several devices and for each worker of `ddp`. Several optimizers are not told
+/// apart: rates are held when a step was skipped since the last rate, and none was applied. A
+/// [`GradScaler`](crate::GradScaler)'s steps are not seen.
 ///
 /// # Example
 ///
 /// ```
-/// use burn::backend::Flex;
 /// use burn::lr_scheduler::{LrScheduler, linear::LinearLrSchedulerConfig};
-/// use burn::tensor::Device;
-/// use burn_amp::{Amp, HoldOnSkip};
+/// use burn_amp::HoldOnSkip;
 ///
 /// # fn main() -> Result<(), String> {
-/// let device: Device<Amp<Flex>> = Default::default();
-/// let mut schedule = HoldOnSkip::new(LinearLrSchedulerConfig::new(0.4, 0.1, 3).init()?, &device);
+/// let mut schedule = HoldOnSkip::new(LinearLrSchedulerConfig::new(0.4, 0.1, 3).init()?);
 /// let rate = schedule.step();
 /// assert!((rate - 0.4).abs() < 1e-12);
 /// # Ok(())
@@ -43,29 +58,22 @@ use crate::policy::DeviceKey;
 #[derive(Debug, Clone)]
 pub struct HoldOnSkip<S> {
     scheduler: S,
-    device: DeviceKey,
     /// The last rate, `None` before the first.
     rate: Option<LearningRate>,
     is_held: bool,
-    /// What was done on the device when the last rate was asked for.
-    seen: StepCounters,
+    /// What the thread had done when the last rate was asked for; `None` after a record was loaded, which may
+    /// be on another thread.
+    seen: Option<StepCounters>,
 }
 
 impl<S> HoldOnSkip<S> {
-    /// Wraps a schedule.
-    ///
-    /// # Arguments
-    ///
-    /// * `scheduler` - Any of Burn's.
-    /// * `device` - The device of the module that is trained.
-    pub fn new<D: DeviceOps>(scheduler: S, device: &D) -> Self {
-        let device = DeviceKey::of(device);
+    /// Wraps any of Burn's schedules.
+    pub fn new(scheduler: S) -> Self {
         Self {
             scheduler,
-            device,
             rate: None,
             is_held: false,
-            seen: steps_on(device),
+            seen: None,
         }
     }
 
@@ -76,14 +84,17 @@ impl<S> HoldOnSkip<S> {
 
     /// Whether the next step is to have the last rate again.
     pub fn is_held(&self) -> bool {
-        self.is_held_after(steps_on(self.device))
+        self.is_held_after(STEPS.get())
     }
 
     fn is_held_after(&self, now: StepCounters) -> bool {
+        let Some(seen) = self.seen else {
+            return self.is_held;
+        };
         // Neither an accumulating batch nor a step without gradients changes anything.
         self.rate.is_some()
-            && now.applied == self.seen.applied
-            && (self.is_held || now.skipped > self.seen.skipped)
+            && now.applied == seen.applied
+            && (self.is_held || now.skipped > seen.skipped)
     }
 }
 
@@ -91,9 +102,9 @@ impl<S: LrScheduler> LrScheduler for HoldOnSkip<S> {
     type Record<B: Backend> = HoldOnSkipRecord<S::Record<B>>;
 
     fn step(&mut self) -> LearningRate {
-        let now = steps_on(self.device);
+        let now = STEPS.get();
         self.is_held = self.is_held_after(now);
-        self.seen = now;
+        self.seen = Some(now);
         match self.rate {
             Some(rate) if self.is_held => rate,
             _ => *self.rate.insert(self.scheduler.step()),
@@ -112,10 +123,9 @@ impl<S: LrScheduler> LrScheduler for HoldOnSkip<S> {
     fn load_record<B: Backend>(self, record: Self::Record<B>) -> Self {
         Self {
             scheduler: self.scheduler.load_record::<B>(record.scheduler),
-            device: self.device,
             rate: record.rate,
             is_held: record.is_held,
-            seen: steps_on(self.device),
+            seen: None,
         }
     }
 }

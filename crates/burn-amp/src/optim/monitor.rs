@@ -8,7 +8,7 @@ use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use burn::tensor::Tensor;
 use burn::tensor::backend::{Backend, DeviceOps};
 
-use super::{StepCounters, StepOutcome};
+use super::StepCounters;
 use crate::loss_scale::{LossScaler, SharedScaler};
 use crate::policy::DeviceKey;
 
@@ -44,15 +44,6 @@ pub struct TrainingMonitor {
     counters: StepCounters,
     scaler: Option<SharedScaler>,
     norm: Option<Arc<dyn Fn() -> f32 + Send + Sync>>,
-    /// The steps of all optimizers on the device in this process, whatever their records say.
-    steps: StepCounters,
-}
-
-/// What all optimizers on a device have done in this process.
-pub(super) fn steps_on(device: DeviceKey) -> StepCounters {
-    let last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
-    last.get(&device)
-        .map_or_else(StepCounters::default, |last| last.steps)
 }
 
 impl TrainingMonitor {
@@ -93,7 +84,6 @@ impl TrainingMonitor {
             counters,
             scaler,
             norm: None,
-            steps: StepCounters::default(),
         }
     }
 
@@ -107,15 +97,11 @@ impl TrainingMonitor {
         self
     }
 
-    /// Counts the step, and keeps the last norm if there is no new one.
-    pub(super) fn publish(mut self, device: DeviceKey, outcome: Option<&StepOutcome>) {
+    /// Keeps the last norm if there is no new one.
+    pub(super) fn publish(mut self, device: DeviceKey) {
         let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(last) = last.remove(&device) {
             self.norm = self.norm.or(last.norm);
-            self.steps = last.steps;
-        }
-        if let Some(outcome) = outcome {
-            self.steps.count(outcome);
         }
         last.insert(device, self);
     }

@@ -25,6 +25,8 @@ pub struct AmpOptimizerRecord<R> {
     pub counters: StepCounters,
     /// The device whose scaler it is.
     pub(super) device: Option<DeviceKey>,
+    /// Whether that is the default device only because nobody said another.
+    pub(super) is_default_device: bool,
 }
 
 impl<R> From<R> for AmpOptimizerRecord<R> {
@@ -38,6 +40,7 @@ impl<R> From<R> for AmpOptimizerRecord<R> {
             scaler: None,
             counters: StepCounters::default(),
             device: None,
+            is_default_device: false,
         }
     }
 }
@@ -80,6 +83,7 @@ impl<B: Backend, R: Record<B>> Record<B> for AmpOptimizerRecord<R> {
             scaler,
             counters,
             device: Some(DeviceKey::of(device)),
+            is_default_device: *device == B::Device::default(),
         }
     }
 }

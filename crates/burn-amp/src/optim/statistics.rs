@@ -39,9 +39,19 @@ impl Statistics {
         B: AutodiffBackend,
         M: AutodiffModule<B>,
     {
-        if matches!(outcome, StepOutcome::NothingToDo) {
-            return;
+        match outcome {
+            StepOutcome::NothingToDo => {}
+            StepOutcome::Applied => self.update::<B, M>(module, false),
+            StepOutcome::Skipped { .. } => self.update::<B, M>(module, true),
         }
+    }
+
+    /// The same after a forward pass whose gradients were kept, or dropped.
+    pub(super) fn update<B, M>(&mut self, module: &M, is_dropped: bool)
+    where
+        B: AutodiffBackend,
+        M: AutodiffModule<B>,
+    {
         // A visit does not see the last update of a running state, only what was there before.
         let before = collect::<B, M>(module);
         if before.is_empty() {
@@ -50,7 +60,7 @@ impl Statistics {
         // This merges the updates of all threads, in the state that the module shares with its clones.
         drop(module.valid());
         let mut now = collect::<B, M>(module);
-        if outcome.is_skipped() {
+        if is_dropped {
             self.put_back::<B, M>(module, before, &mut now);
         }
         self.last = Some(Arc::new(values_of(now)));
@@ -71,16 +81,19 @@ impl Statistics {
         }
 
         // At a first step nothing is kept yet; what its last forward pass has replaced is at hand.
-        let mut good: Values<B::InnerBackend> = values_of(before);
+        let mut known: Vec<(ParamId, FloatTensor<B::InnerBackend>)> =
+            before.into_iter().map(|old| (old.id, old.value)).collect();
         if let Some(last) = &self.last
             && let Some(last) = last.downcast_ref::<Values<B::InnerBackend>>()
         {
-            good.extend(last.iter().map(|(id, value)| (*id, value.clone())));
+            known.extend(last.iter().map(|(id, value)| (*id, value.clone())));
         }
-        let (ids, kept): (Vec<_>, Vec<_>) = good.drain().unzip();
-        let is_good = are_finite::<B::InnerBackend>(&kept);
-        let kept = ids.into_iter().zip(kept).zip(is_good);
-        good.extend(kept.filter_map(|(entry, is_good)| is_good.then_some(entry)));
+        let is_good = are_finite::<B::InnerBackend>(known.iter().map(|(_, value)| value));
+        let known = known.into_iter().zip(is_good);
+        // The later of two is the better, if both are finite.
+        let good: Values<B::InnerBackend> = known
+            .filter_map(|(entry, is_good)| is_good.then_some(entry))
+            .collect();
 
         let mut is_poisoned = false;
         for (new, is_finite) in now.iter().zip(is_finite) {

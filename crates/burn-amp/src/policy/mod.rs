@@ -17,8 +17,8 @@ pub use scope::{ScopeGuard, enter_full_precision, full_precision};
 pub(crate) use rules::{Policy, Rule};
 pub(crate) use scope::{
     DeviceKey, DeviceQuery, Frame, Install, ManualScalingGuard, ScopeScaler, begin_backward,
-    group_of, install, is_idle, is_off, reads_as_f32, reduction, resolve, restore_scaler, rule,
-    scaler,
+    group_of, install, is_idle, is_off, only_configured, reads_as_f32, reduction, resolve,
+    restore_scaler, rule, scaler,
 };
 #[cfg(feature = "ddp")]
-pub(crate) use scope::{Unlike, align};
+pub(crate) use scope::{Unlike, align, device_reduction};

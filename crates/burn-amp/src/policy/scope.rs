@@ -33,6 +33,8 @@ struct DeviceState {
     policy: Policy,
     scaling: DeviceScaling,
     group: Option<Arc<Group>>,
+    /// Whether there is nothing but a record, loaded before anything was configured.
+    waits: bool,
 }
 
 /// Devices that train one model: their loss scales move together.
@@ -369,6 +371,8 @@ pub(crate) enum Install {
     Begin,
     /// A run goes on: scale and counters are kept as far as the new settings allow.
     Switch,
+    /// Nothing, where something is configured already.
+    Arm,
 }
 
 /// Installs a policy and loss-scale settings for devices, which form a group if they are several; the
@@ -387,6 +391,10 @@ pub(crate) fn install(
     update_registry(|registry| {
         let mut first: Option<LossScaler> = None;
         for key in keys {
+            let is_configured = registry.get(key).is_some_and(|state| !state.waits);
+            if how == Install::Arm && is_configured {
+                continue;
+            }
             let existing = registry
                 .get(key)
                 .and_then(|state| state.scaling.existing().cloned())
@@ -415,6 +423,7 @@ pub(crate) fn install(
                 policy: policy.clone(),
                 scaling,
                 group,
+                waits: false,
             };
             registry.insert(*key, Arc::new(state));
         }
@@ -432,10 +441,11 @@ fn copy(from: &LossScaler, to: &SharedScaler) {
 
 /// Gives the device a scaler with the settings of a scope, unless it was configured before.
 fn arm_device_scaler(key: DeviceKey, loss_scale: &LossScaleConfig) {
-    if matches!(loss_scale, LossScaleConfig::None) || with_device(key, |state| state.is_some()) {
+    let is_configured = with_device(key, |state| state.is_some_and(|state| !state.waits));
+    if matches!(loss_scale, LossScaleConfig::None) || is_configured {
         return;
     }
-    install(&[key], Policy::off(), loss_scale.clone(), Install::Begin)
+    install(&[key], Policy::off(), loss_scale.clone(), Install::Arm)
         .expect("the settings of a scope are checked when it is entered");
 }
 
@@ -467,6 +477,7 @@ pub(crate) fn restore_scaler(
                 dormant: Some(scaler.clone()),
             },
             group: state.and_then(|state| state.group.clone()),
+            waits: state.is_none_or(|state| state.waits),
         };
         registry.insert(key, Arc::new(state));
         Ok(())
@@ -493,6 +504,23 @@ pub(crate) fn group_of(key: DeviceKey) -> Vec<DeviceKey> {
     keys
 }
 
+/// Where the device is not configured: the one of its kind that is, or the first of a group.
+pub(crate) fn only_configured(key: DeviceKey) -> Option<DeviceKey> {
+    if with_device(key, |state| state.is_some_and(|state| !state.waits)) {
+        return None;
+    }
+    let configured: Vec<DeviceKey> = {
+        let registry = REGISTRY.read().unwrap_or_else(PoisonError::into_inner);
+        let of_kind = registry
+            .iter()
+            .filter(|(other, state)| other.1 == key.1 && !state.waits);
+        of_kind.map(|(other, _)| *other).collect()
+    };
+    let group = group_of(*configured.first()?);
+    let is_one = configured.iter().all(|other| group.contains(other));
+    is_one.then(|| group[0])
+}
+
 /// The type that gradients on the device are reduced in.
 pub(crate) fn reduction(key: DeviceKey) -> Reduction {
     let scoped = SCOPES.with_borrow(|scopes| {
@@ -501,10 +529,13 @@ pub(crate) fn reduction(key: DeviceKey) -> Reduction {
             Frame::FullPrecision => None,
         })
     });
-    scoped.unwrap_or_else(|| {
-        with_device(key, |state| {
-            state.map_or(Reduction::F32, |state| state.policy.reduction)
-        })
+    scoped.unwrap_or_else(|| device_reduction(key))
+}
+
+/// The same, whatever scopes are open.
+pub(crate) fn device_reduction(key: DeviceKey) -> Reduction {
+    with_device(key, |state| {
+        state.map_or(Reduction::F32, |state| state.policy.reduction)
     })
 }
 

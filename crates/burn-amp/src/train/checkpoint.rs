@@ -12,7 +12,8 @@ const PARTS: [&str; 3] = ["model", "optim", "scheduler"];
 ///
 /// The three are written one after another, so a program that is killed may leave one or two. That those
 /// that are there are complete is what [`AtomicFileRecorder`](crate::record::AtomicFileRecorder) sees to;
-/// keep two checkpoints at least, as `Learner` does by default, for an old one is deleted first.
+/// keep two checkpoints at least, as `Learner` does by default, for an old one is deleted before the new one is
+/// complete.
 ///
 /// # Errors
 ///

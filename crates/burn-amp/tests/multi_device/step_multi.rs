@@ -3,12 +3,13 @@
 use burn::module::{Module, Param, ParamId};
 use burn::optim::{AdamConfig, GradientsParams, MultiGradientsParams, Optimizer, SgdConfig};
 use burn::prelude::DeviceOps as _;
+use burn::record::{BinBytesRecorder, FullPrecisionSettings, Recorder};
 use burn::tensor::Tensor;
 use burn::tensor::backend::Backend;
 use burn_amp::loss_scale::{DynamicLossScaleConfig, LossScaleConfig};
 use burn_amp::{
     AmpConfig, AmpError, AmpOptimizer, AmpOptimizerConfig, GradClipping, Precision, Reduction,
-    StepCounters, TrainingMonitor,
+    StepCounters, TrainingMonitor, autocast,
 };
 
 use crate::backend::Worker;
@@ -281,6 +282,50 @@ fn should_start_devices_from_the_scale_of_the_first() {
     let grads = grads.to_device(&devices[0], &model);
     let model = optim.step(0.1, model, grads);
     assert_eq!(scales(&model, &devices), [1024.0; 2]);
+}
+
+/// Replicas of a module share running statistics, which may be on the device of another.
+#[test]
+fn should_not_report_to_the_device_of_what_is_not_trained() {
+    let devices = [Worker(30), Worker(31)];
+    for device in &devices {
+        eager_f16().init(device).unwrap();
+    }
+    let mut model = Vectors::<Training>::new(&devices[0]);
+    let (grads, _) = model.differentiate(&devices[0], f32::MAX);
+    let elsewhere = Tensor::full([WIDTH], 5.0, &devices[1]);
+    model.w[2] = Param::from_tensor(elsewhere).set_require_grad(false);
+    let mut optim = adam();
+    let model = optim.step(0.1, model, grads);
+    assert!(optim.outcome().unwrap().is_skipped());
+    assert_eq!(scales(&model, &devices), [512.0, 1024.0]);
+}
+
+/// A program that never calls `init`: a record has come first.
+#[test]
+fn should_scale_in_a_scope_after_a_record_was_loaded() {
+    let [before, after] = [Worker(32), Worker(33)];
+    eager_f16().init(&before).unwrap();
+    let mut optim = adam();
+    let model = Vectors::<Training>::new(&before);
+    let (grads, _) = model.differentiate(&before, f32::MAX);
+    optim.step(0.1, model, grads);
+    let recorder = BinBytesRecorder::<FullPrecisionSettings>::new();
+    let bytes = Recorder::<Training>::record(&recorder, optim.to_record(), ()).unwrap();
+
+    let record = Recorder::<Training>::load(&recorder, bytes, &after).unwrap();
+    let mut optim = adam().load_record(record);
+    autocast(&eager_f16(), || {
+        let model = Vectors::<Training>::new(&after);
+        // An op finds the scope's settings.
+        let _ = model.w[0].val().exp();
+        let (grads, scale) = model.differentiate(&after, f32::MAX);
+        assert_eq!(scale, 512.0);
+        optim.step(0.1, model, grads);
+    })
+    .unwrap();
+    assert!(optim.outcome().unwrap().is_skipped());
+    assert_eq!(optim.counters().skipped, 2);
 }
 
 #[test]
