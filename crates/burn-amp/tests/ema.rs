@@ -350,7 +350,8 @@ fn should_name_what_is_wrong_with_a_record() {
     assert!(matches!(error, EmaError::Missing { .. }), "{error}");
     // Any of the parameters: they are compared by identifier.
     let message = error.to_string();
-    assert!(message.contains("linear.") || message.contains("norm.") || message.contains("head."));
+    let paths = ["linear.", "norm.", "head.", "scale"];
+    assert!(paths.iter().any(|path| message.contains(path)), "{message}");
 
     // More than the module trains.
     let id = net.scale.as_ref().unwrap().id;
