@@ -4,6 +4,8 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+#[path = "../common/renderer.rs"]
+mod renderer;
 mod support;
 
 mod accumulation;

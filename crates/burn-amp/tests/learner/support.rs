@@ -24,19 +24,16 @@ use burn::tensor::activation::relu;
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{Tensor, TensorData};
 use burn::train::checkpoint::KeepLastNCheckpoints;
-use burn::train::metric::{LossMetric, MetricDefinition};
-use burn::train::renderer::{
-    EvaluationName, EvaluationProgress, MetricState, MetricsRenderer, MetricsRendererEvaluation,
-    MetricsRendererTraining, ProgressType, TrainingProgress,
-};
+use burn::train::metric::LossMetric;
 use burn::train::{
-    InferenceStep, Learner, LearnerSummary, LearningComponentsMarker, RegressionOutput,
-    SupervisedTraining, TrainStep,
+    InferenceStep, Learner, LearningComponentsMarker, RegressionOutput, SupervisedTraining,
+    TrainStep,
 };
 use burn_amp::loss_scale::{DynamicLossScaleConfig, LossScaleConfig, LossScaler};
 use burn_amp::{Amp, AmpConfig, AmpOptimizer, AmpOptimizerConfig, StepOutcome};
 
 use crate::common::{SplitMix64, parameter_bits, randomize};
+pub use crate::renderer::{Losses, Silent};
 
 /// The undecorated training backend.
 pub type Plain = burn::backend::Autodiff<Flex>;
@@ -547,63 +544,6 @@ pub fn load_adam<M: AutodiffModule<Ours>>(
 pub fn saved_adam<M: AutodiffModule<Ours>>(folder: &Path, epoch: usize) -> serde_json::Value {
     let record = load_adam::<M>(folder, epoch);
     serde_json::to_value(Record::<Ours>::into_item::<FullPrecisionSettings>(record)).unwrap()
-}
-
-/// What the metrics came to, in the order of the batches.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct Losses {
-    pub train: Vec<f64>,
-    pub valid: Vec<f64>,
-}
-
-/// A renderer that shows nothing.
-#[derive(Debug, Clone, Default)]
-pub struct Silent(Arc<Mutex<Losses>>);
-
-impl Silent {
-    pub fn losses(&self) -> Losses {
-        self.0.lock().unwrap().clone()
-    }
-}
-
-fn loss(state: &MetricState) -> Option<f64> {
-    match state {
-        MetricState::Numeric(_, value) => Some(value.current()),
-        MetricState::Generic(_) => None,
-    }
-}
-
-impl MetricsRendererTraining for Silent {
-    fn update_train(&mut self, state: MetricState) {
-        self.0.lock().unwrap().train.extend(loss(&state));
-    }
-
-    fn update_valid(&mut self, state: MetricState) {
-        self.0.lock().unwrap().valid.extend(loss(&state));
-    }
-
-    fn render_train(&mut self, _item: TrainingProgress, _indicators: Vec<ProgressType>) {}
-
-    fn render_valid(&mut self, _item: TrainingProgress, _indicators: Vec<ProgressType>) {}
-
-    fn on_train_end(
-        &mut self,
-        _summary: Option<LearnerSummary>,
-    ) -> Result<(), Box<dyn std::error::Error>> {
-        Ok(())
-    }
-}
-
-impl MetricsRendererEvaluation for Silent {
-    fn update_test(&mut self, _name: EvaluationName, _state: MetricState) {}
-
-    fn render_test(&mut self, _item: EvaluationProgress, _indicators: Vec<ProgressType>) {}
-}
-
-impl MetricsRenderer for Silent {
-    fn manual_close(&mut self) {}
-
-    fn register_metric(&mut self, _definition: MetricDefinition) {}
 }
 
 // Training

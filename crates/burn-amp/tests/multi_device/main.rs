@@ -3,6 +3,9 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+#[path = "../common/renderer.rs"]
+#[allow(dead_code)] // The losses are not looked at here.
+mod renderer;
 
 mod backend;
 #[cfg(feature = "ddp")]

@@ -12,19 +12,15 @@ use burn::optim::Optimizer;
 use burn::prelude::DeviceOps as _;
 use burn::tensor::backend::{AutodiffBackend, Backend, DeviceId};
 use burn::tensor::{Tensor, TensorData};
-use burn::train::metric::MetricDefinition;
-use burn::train::renderer::{
-    EvaluationName, EvaluationProgress, MetricState, MetricsRenderer, MetricsRendererEvaluation,
-    MetricsRendererTraining, ProgressType, TrainingProgress,
-};
 use burn::train::{
-    ExecutionStrategy, InferenceStep, Learner, LearnerSummary, RegressionOutput,
-    SupervisedTraining, TrainOutput, TrainStep,
+    ExecutionStrategy, InferenceStep, Learner, RegressionOutput, SupervisedTraining, TrainOutput,
+    TrainStep,
 };
 use burn_amp::{Amp, AmpBackend, Autodiff};
 
 use crate::backend::Workers;
 use crate::common::{self, SplitMix64};
+use crate::renderer::Silent;
 
 /// The training backend on as many devices as a test wants.
 pub type Training = Autodiff<Amp<Workers>>;
@@ -191,7 +187,7 @@ impl Plan {
             .set_device(device.clone())
             .build(InMemDataset::new(self.samples.clone()));
         let mut training = SupervisedTraining::new(folder.path(), train, valid)
-            .renderer(Silent)
+            .renderer(Silent::default())
             .with_application_logger(None)
             .with_training_strategy(strategy.into())
             .num_epochs(self.epochs);
@@ -206,30 +202,4 @@ impl Plan {
     pub fn initial_loss<B: Trains>(&self, samples: &[Sample], device: &B::Device) -> f32 {
         loss(&Net::<B>::new(device).valid(), samples)
     }
-}
-
-/// Draws nothing.
-struct Silent;
-
-impl MetricsRendererTraining for Silent {
-    fn update_train(&mut self, _state: MetricState) {}
-    fn update_valid(&mut self, _state: MetricState) {}
-    fn render_train(&mut self, _item: TrainingProgress, _indicators: Vec<ProgressType>) {}
-    fn render_valid(&mut self, _item: TrainingProgress, _indicators: Vec<ProgressType>) {}
-    fn on_train_end(
-        &mut self,
-        _summary: Option<LearnerSummary>,
-    ) -> Result<(), Box<dyn core::error::Error>> {
-        Ok(())
-    }
-}
-
-impl MetricsRendererEvaluation for Silent {
-    fn update_test(&mut self, _name: EvaluationName, _state: MetricState) {}
-    fn render_test(&mut self, _item: EvaluationProgress, _indicators: Vec<ProgressType>) {}
-}
-
-impl MetricsRenderer for Silent {
-    fn manual_close(&mut self) {}
-    fn register_metric(&mut self, _definition: MetricDefinition) {}
 }
