@@ -118,11 +118,10 @@ impl AmpConfig {
     /// gradients of several devices. Half types halve the bytes; values are rounded once to send them.
     ///
     /// The workers of `ddp` send gradients that are still multiplied by the loss scale, so that small
-    /// ones survive in f16, after their backward pass instead of during it. Everywhere else true gradients are
-    /// sent, of which f16 holds none below 3e-8 and none beyond 65504, so that a step may be skipped for
-    /// good: prefer bf16 there. Burn's own order of the
-    /// decorators sends them in the type they have, and so does its strategy `OptimMainDevice`, before an
-    /// optimizer sees them.
+    /// ones survive in f16, after their backward pass instead of during it. Everywhere else true
+    /// gradients are sent, of which f16 holds none below 3e-8 and none beyond 65504, so that steps may be
+    /// skipped for good: prefer bf16 there. Burn's own order of the decorators sends them in the type they
+    /// have, and so does its strategy `OptimMainDevice`, before an optimizer sees them.
     pub fn with_reduction(mut self, reduction: Reduction) -> Self {
         self.reduction = reduction;
         self

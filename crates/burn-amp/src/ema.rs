@@ -7,13 +7,12 @@ use burn::module::{AutodiffModule, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::record::{PrecisionSettings, Record};
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::ops::FloatTensor;
-use burn::tensor::{
-    FloatDType, Shape, Tensor, TensorData, TensorMetadata, TensorPrimitive, Transaction,
-};
+use burn::tensor::{Shape, Tensor, TensorData, TensorMetadata, TensorPrimitive, Transaction};
 use serde::{Deserialize, Serialize};
 
 use crate::StepOutcome;
-use crate::policy::{full_precision, is_half};
+use crate::optim::widened;
+use crate::policy::full_precision;
 
 /// Configures an [`Ema`].
 ///
@@ -426,10 +425,7 @@ impl<A: AutodiffBackend> ModuleVisitor<A> for Update<'_, A::InnerBackend> {
             self.averages.remove(&param.id);
             return;
         }
-        let mut value = param.val().inner();
-        if is_half(value.dtype()) {
-            value = value.cast(FloatDType::F32);
-        }
+        let value = widened(param.val().inner());
         let average = match self.averages.remove(&param.id) {
             None => Average {
                 path: self.path.join("."),

@@ -1,16 +1,16 @@
-use burn::module::{AutodiffModule, ModuleVisitor, Param};
+use burn::module::AutodiffModule;
 use burn::optim::{GradientsAccumulator, GradientsParams};
-use burn::tensor::Tensor;
 use burn::tensor::backend::AutodiffBackend;
 use serde::{Deserialize, Serialize};
 
 use super::NonFiniteGradient;
-use super::amp_optimizer::{devices_of, scalers_of, trained_on};
+use super::change::{Change, change};
 use super::check::Check;
+use super::devices::{devices_of, report, scalers_of, trained_on};
 use super::statistics::Statistics;
 use super::widen::in_f32;
 use crate::full_precision;
-use crate::loss_scale::OptimizerId;
+use crate::loss_scale::{OptimizerId, ScaleUpdate};
 
 /// What becomes of a micro-batch whose gradients are not finite.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
@@ -77,7 +77,7 @@ pub struct AmpGradientsAccumulator<M> {
     kept: usize,
     dropped: usize,
     statistics: Statistics,
-    was_stuck: bool,
+    update: Option<ScaleUpdate>,
 }
 
 struct Sum<M>(GradientsAccumulator<M>);
@@ -98,7 +98,7 @@ impl<M> AmpGradientsAccumulator<M> {
             kept: 0,
             dropped: 0,
             statistics: Statistics::default(),
-            was_stuck: false,
+            update: None,
         }
     }
 
@@ -135,13 +135,8 @@ impl<M> AmpGradientsAccumulator<M> {
             self.kept += 1;
         } else {
             let devices = trained_on::<B, M>(module);
-            for scaler in scalers_of(&devices_of::<B, M>(module, &devices)) {
-                let update = scaler.report(self.id, true);
-                if update.stuck && !self.was_stuck {
-                    log::warn!("{update}");
-                }
-                self.was_stuck = update.stuck;
-            }
+            let scalers = scalers_of(&devices_of::<B, M>(module, &devices));
+            self.update = report(&scalers, self.id, true, self.update);
             self.dropped += 1;
         }
         non_finite
@@ -158,26 +153,8 @@ impl<M> AmpGradientsAccumulator<M> {
         let count = std::mem::take(&mut self.kept);
         self.dropped = 0;
         if count > 1 {
-            let mut divide = Divide {
-                grads: &mut grads,
-                count,
-            };
-            full_precision(|| module.visit(&mut divide));
+            full_precision(|| change::<B, M>(&mut grads, module, &Change::Divide(count)));
         }
         grads
-    }
-}
-
-struct Divide<'a> {
-    grads: &'a mut GradientsParams,
-    count: usize,
-}
-
-impl<B: AutodiffBackend> ModuleVisitor<B> for Divide<'_> {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-        if let Some(sum) = self.grads.remove::<B::InnerBackend, D>(param.id) {
-            let mean = sum.div_scalar(self.count as f64);
-            self.grads.register(param.id, mean);
-        }
     }
 }

@@ -1,14 +1,15 @@
-use burn::module::{AutodiffModule, ModuleVisitor, Param};
+use burn::module::AutodiffModule;
 use burn::optim::{GradientsParams, LearningRate, MultiGradientsParams, Optimizer};
 use burn::tensor::Tensor;
-use burn::tensor::backend::{AutodiffBackend, Backend};
+use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::ops::Device;
 use serde::{Deserialize, Serialize};
 
 use super::check::Check;
 use super::clip::{GradClipping, clip};
+use super::devices::{device_of, devices_of, report, scalers_of, trained_on};
 use super::hold_on_skip;
-use super::reduce::{device_of, is_replica, reduce};
+use super::reduce::reduce;
 use super::statistics::Statistics;
 use super::widen::{has_half, in_f32};
 use super::{AmpOptimizerRecord, StepCounters, StepOutcome, TrainingMonitor};
@@ -229,12 +230,6 @@ impl<O> AmpOptimizer<O> {
     }
 }
 
-/// What is to be done with the gradients of a step.
-enum Decision {
-    Apply { scope: StepScope },
-    Keep,
-}
-
 /// Where the inner optimizer steps.
 enum StepScope {
     /// Mixed precision is off and the gradients are f32: as without the wrapper.
@@ -252,15 +247,10 @@ where
 
     fn step(&mut self, lr: LearningRate, module: M, mut grads: GradientsParams) -> M {
         let devices = trained_on::<B, M>(&module);
-        let Decision::Apply { scope } = self.decide(&module, &devices, &[&grads]) else {
-            self.publish(None::<Tensor<B::InnerBackend, 1>>);
-            return module;
-        };
-        let norm = self.clip(&mut [&mut grads], &module);
-        self.publish(norm);
-        match scope {
-            StepScope::Plain => self.optim.step(lr, module, grads),
-            StepScope::FullPrecision => full_precision(|| {
+        match self.prepare::<B, M>(&module, &devices, &mut [&mut grads]) {
+            None => module,
+            Some(StepScope::Plain) => self.optim.step(lr, module, grads),
+            Some(StepScope::FullPrecision) => full_precision(|| {
                 let grads = in_f32::<B, M>(grads, &module);
                 self.optim.step(lr, module, grads)
             }),
@@ -277,17 +267,11 @@ where
         full_precision(|| reduce::<B, M>(&mut grads, &module, reduction));
 
         devices.extend(grads.grads.iter().map(|(_, id)| device_of::<B>(*id)));
-        let parts: Vec<_> = grads.grads.iter().map(|(grads, _)| grads).collect();
-        let Decision::Apply { scope } = self.decide(&module, &devices, &parts) else {
-            self.publish(None::<Tensor<B::InnerBackend, 1>>);
-            return module;
-        };
         let mut parts: Vec<_> = grads.grads.iter_mut().map(|(grads, _)| grads).collect();
-        let norm = self.clip(&mut parts, &module);
-        self.publish(norm);
-        match scope {
-            StepScope::Plain => self.optim.step_multi(lr, module, grads),
-            StepScope::FullPrecision => full_precision(|| {
+        match self.prepare::<B, M>(&module, &devices, &mut parts) {
+            None => module,
+            Some(StepScope::Plain) => self.optim.step_multi(lr, module, grads),
+            Some(StepScope::FullPrecision) => full_precision(|| {
                 for (part, _device) in &mut grads.grads {
                     *part = in_f32::<B, M>(std::mem::take(part), &module);
                 }
@@ -333,77 +317,37 @@ where
     }
 }
 
-/// The devices of the parameters that are trained. Not those of running statistics: replicas of a module
-/// share them, on the device of whichever was there last.
-pub(super) fn trained_on<B, M>(module: &M) -> Vec<Device<B>>
-where
-    B: AutodiffBackend,
-    M: AutodiffModule<B>,
-{
-    struct Search<B: Backend>(Vec<Device<B>>);
-
-    impl<B: AutodiffBackend> ModuleVisitor<B> for Search<B> {
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-            let device = param.device();
-            if param.is_require_grad() && !self.0.contains(&device) {
-                self.0.push(device);
-            }
-        }
-    }
-
-    let mut search = Search::<B>(Vec::new());
-    module.visit(&mut search);
-    if search.0.is_empty() {
-        module.devices()
-    } else {
-        search.0
-    }
-}
-
-/// Devices and those that were configured together with them, each once. Of a replica that is trained
-/// with others, only its own: theirs report the same.
-pub(super) fn devices_of<B, M>(module: &M, devices: &[Device<B>]) -> Vec<DeviceKey>
-where
-    B: AutodiffBackend,
-    M: AutodiffModule<B>,
-{
-    let each_once = |keys: Vec<DeviceKey>| {
-        let mut found = Vec::new();
-        for key in keys {
-            if !found.contains(&key) {
-                found.push(key);
-            }
-        }
-        found
-    };
-    let own = each_once(devices.iter().map(DeviceKey::of).collect());
-    let groups = each_once(own.iter().copied().flat_map(policy::group_of).collect());
-    if groups.len() > own.len() && !is_replica::<B, M>(module) {
-        groups
-    } else {
-        own
-    }
-}
-
-/// The scalers of devices, each once.
-pub(super) fn scalers_of(devices: &[DeviceKey]) -> Vec<SharedScaler> {
-    let mut scalers: Vec<SharedScaler> = Vec::new();
-    for scaler in devices.iter().copied().filter_map(policy::scaler) {
-        if !scalers.iter().any(|known| known.is_same(&scaler)) {
-            scalers.push(scaler);
-        }
-    }
-    scalers
-}
-
 impl<O> AmpOptimizer<O> {
-    /// Makes the step's one decision: whether the gradients are to be applied.
+    /// Decides whether the gradients are to be applied, clips them if so, and tells the monitor.
+    fn prepare<B, M>(
+        &mut self,
+        module: &M,
+        devices: &[Device<B>],
+        grads: &mut [&mut GradientsParams],
+    ) -> Option<StepScope>
+    where
+        B: AutodiffBackend,
+        M: AutodiffModule<B>,
+    {
+        let shared: Vec<_> = grads.iter().map(|grads| &**grads).collect();
+        let scope = self.decide::<B, M>(module, devices, &shared);
+        let norm = scope
+            .as_ref()
+            .and_then(|_| self.clip::<B, M>(grads, module));
+        let monitor = TrainingMonitor::new(self.counters, self.scaler.clone()).with_norm(norm);
+        for device in &self.devices {
+            monitor.clone().publish(*device);
+        }
+        scope
+    }
+
+    /// Makes the step's one decision: whether the gradients are to be applied, and where.
     fn decide<B, M>(
         &mut self,
         module: &M,
         devices: &[Device<B>],
         grads: &[&GradientsParams],
-    ) -> Decision
+    ) -> Option<StepScope>
     where
         B: AutodiffBackend,
         M: AutodiffModule<B>,
@@ -423,14 +367,14 @@ impl<O> AmpOptimizer<O> {
         };
         let found_inf = !non_finite.is_empty();
         if !is_empty {
-            self.report(&scalers, found_inf);
+            self.update = report(&scalers, self.id, found_inf, self.update);
         }
-        let (outcome, decision) = match (is_empty, found_inf) {
-            (true, _) => (StepOutcome::NothingToDo, Decision::Keep),
+        let (outcome, scope) = match (is_empty, found_inf) {
+            (true, _) => (StepOutcome::NothingToDo, None),
             (false, true) => {
                 let scale = self.update;
                 let gradients = non_finite;
-                (StepOutcome::Skipped { gradients, scale }, Decision::Keep)
+                (StepOutcome::Skipped { gradients, scale }, None)
             }
             (false, false) => {
                 let is_off = devices
@@ -441,7 +385,7 @@ impl<O> AmpOptimizer<O> {
                 } else {
                     StepScope::FullPrecision
                 };
-                (StepOutcome::Applied, Decision::Apply { scope })
+                (StepOutcome::Applied, Some(scope))
             }
         };
         if check && self.config.statistics_guard {
@@ -450,7 +394,7 @@ impl<O> AmpOptimizer<O> {
         self.counters.count(&outcome);
         hold_on_skip::count(&outcome);
         self.outcome = Some(outcome);
-        decision
+        scope
     }
 
     fn clip<B, M>(
@@ -468,13 +412,6 @@ impl<O> AmpOptimizer<O> {
             ..
         } = self.config;
         full_precision(|| clip::<B, M>(parts, module, grad_clipping, gradient_norm))
-    }
-
-    fn publish<B: Backend>(&self, norm: Option<Tensor<B, 1>>) {
-        let monitor = TrainingMonitor::new(self.counters, self.scaler.clone()).with_norm(norm);
-        for device in &self.devices {
-            monitor.clone().publish(*device);
-        }
     }
 
     fn find_scalers<B, M>(&mut self, module: &M, devices: &[Device<B>]) -> Vec<SharedScaler>
@@ -498,21 +435,5 @@ impl<O> AmpOptimizer<O> {
             );
         }
         scalers
-    }
-
-    /// Reports the verdict to every scaler; they were given the same ones and stay in step.
-    fn report(&mut self, scalers: &[SharedScaler], found_inf: bool) {
-        let was_stuck = self.update.is_some_and(|update| update.stuck);
-        self.update = None;
-        for scaler in scalers {
-            let update = scaler.report(self.id, found_inf);
-            self.update.get_or_insert(update);
-        }
-        if let Some(update) = self.update
-            && update.stuck
-            && !was_stuck
-        {
-            log::warn!("{update}");
-        }
     }
 }

@@ -1,12 +1,13 @@
 //! Clipping over all parameters at once, in f32.
 
-use burn::module::{AutodiffModule, ModuleVisitor, Param};
+use burn::module::AutodiffModule;
 use burn::optim::GradientsParams;
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::ops::FloatTensor;
 use burn::tensor::{Shape, Tensor, TensorMetadata, TensorPrimitive};
 use serde::{Deserialize, Serialize};
 
+use super::change::{Change, change};
 use super::collect::{Source, collect};
 use super::widen::widened;
 use crate::full_precision;
@@ -169,53 +170,17 @@ where
         let parts: Vec<_> = parts.iter().map(|part| &**part).collect();
         self::norm::<B, M>(&parts, module)
     });
-    let change = match (clipping, &norm) {
+    let clip = match (clipping, &norm) {
         (Some(GradClipping::GlobalNorm(max)), Some(norm)) => {
             Some(Change::Multiply(norm.factor(max)))
         }
         (Some(GradClipping::Value(max)), _) => Some(Change::Clamp(max)),
         _ => None,
     };
-    if let Some(change) = change {
+    if let Some(clip) = clip {
         for part in parts {
-            self::change::<B, M>(part, module, &change);
+            change::<B, M>(part, module, &clip);
         }
     }
     norm.map(Norm::total)
-}
-
-enum Change<B: Backend> {
-    Multiply(Tensor<B, 1>),
-    Clamp(f32),
-}
-
-fn change<B, M>(grads: &mut GradientsParams, module: &M, change: &Change<B::InnerBackend>)
-where
-    B: AutodiffBackend,
-    M: AutodiffModule<B>,
-{
-    let mut visitor = Changing { grads, change };
-    module.visit(&mut visitor);
-}
-
-struct Changing<'a, B: Backend> {
-    grads: &'a mut GradientsParams,
-    change: &'a Change<B>,
-}
-
-impl<A: AutodiffBackend> ModuleVisitor<A> for Changing<'_, A::InnerBackend> {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<A, D>>) {
-        let Some(grad) = self.grads.remove::<A::InnerBackend, D>(param.id) else {
-            return;
-        };
-        let grad = widened(grad);
-        let grad = match self.change {
-            Change::Multiply(factor) => {
-                let factor = factor.clone().to_device(&grad.device()).reshape([1; D]);
-                grad * factor
-            }
-            Change::Clamp(max) => grad.clamp(-max, *max),
-        };
-        self.grads.register(param.id, grad);
-    }
 }

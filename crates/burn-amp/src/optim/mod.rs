@@ -3,9 +3,11 @@
 
 mod accumulator;
 mod amp_optimizer;
+mod change;
 mod check;
 mod clip;
 mod collect;
+mod devices;
 mod grad_scaler;
 mod hold_on_skip;
 mod monitor;
@@ -25,3 +27,4 @@ pub use hold_on_skip::{HoldOnSkip, HoldOnSkipRecord, HoldOnSkipRecordItem};
 pub use monitor::TrainingMonitor;
 pub use outcome::{NonFinite, NonFiniteGradient, StepCounters, StepOutcome};
 pub use record::{AmpOptimizerRecord, AmpOptimizerRecordItem};
+pub(crate) use widen::widened;

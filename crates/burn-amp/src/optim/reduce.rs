@@ -3,11 +3,10 @@
 
 use burn::module::{AutodiffModule, ModuleVisitor, Param};
 use burn::optim::{GradientsParams, MultiGradientsParams};
-use burn::prelude::DeviceOps;
 use burn::tensor::backend::{AutodiffBackend, Backend, DeviceId};
-use burn::tensor::ops::Device;
 use burn::tensor::{DType, Tensor};
 
+use super::devices::device_of;
 use super::widen::widened;
 use crate::policy::Reduction;
 
@@ -66,37 +65,4 @@ impl Reducing<'_> {
             _ => grad,
         }
     }
-}
-
-pub(super) fn device_of<B: Backend>(id: DeviceId) -> Device<B> {
-    burn::tensor::Device::<B>::from_id(id)
-}
-
-/// Whether the module is one of several that burn trains on reduced gradients.
-#[cfg(feature = "ddp")]
-pub(super) fn is_replica<B, M>(module: &M) -> bool
-where
-    B: AutodiffBackend,
-    M: AutodiffModule<B>,
-{
-    struct Search(bool);
-
-    impl<B: AutodiffBackend> ModuleVisitor<B> for Search {
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-            self.0 = self.0 || param.val().is_distributed();
-        }
-    }
-
-    let mut search = Search(false);
-    module.visit(&mut search);
-    search.0
-}
-
-#[cfg(not(feature = "ddp"))]
-pub(super) fn is_replica<B, M>(_module: &M) -> bool
-where
-    B: AutodiffBackend,
-    M: AutodiffModule<B>,
-{
-    false
 }

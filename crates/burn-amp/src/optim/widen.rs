@@ -37,7 +37,7 @@ where
 }
 
 /// A half tensor in f32.
-pub(super) fn widened<B: Backend, const D: usize>(tensor: Tensor<B, D>) -> Tensor<B, D> {
+pub(crate) fn widened<B: Backend, const D: usize>(tensor: Tensor<B, D>) -> Tensor<B, D> {
     if is_half(tensor.dtype()) {
         return tensor.cast(FloatDType::F32);
     }

@@ -439,10 +439,13 @@ fn copy(from: &LossScaler, to: &SharedScaler) {
     }
 }
 
+fn is_configured(key: DeviceKey) -> bool {
+    with_device(key, |state| state.is_some_and(|state| !state.waits))
+}
+
 /// Gives the device a scaler with the settings of a scope, unless it was configured before.
 fn arm_device_scaler(key: DeviceKey, loss_scale: &LossScaleConfig) {
-    let is_configured = with_device(key, |state| state.is_some_and(|state| !state.waits));
-    if matches!(loss_scale, LossScaleConfig::None) || is_configured {
+    if matches!(loss_scale, LossScaleConfig::None) || is_configured(key) {
         return;
     }
     install(&[key], Policy::off(), loss_scale.clone(), Install::Arm)
@@ -506,7 +509,7 @@ pub(crate) fn group_of(key: DeviceKey) -> Vec<DeviceKey> {
 
 /// Where the device is not configured: the one of its kind that is, or the first of a group.
 pub(crate) fn only_configured(key: DeviceKey) -> Option<DeviceKey> {
-    if with_device(key, |state| state.is_some_and(|state| !state.waits)) {
+    if is_configured(key) {
         return None;
     }
     let configured: Vec<DeviceKey> = {
